@@ -1,6 +1,6 @@
-"""What language models in GGUF files have in common: their sizes, and the names of their tensors.
+"""Sizes and tensor names that most language models in GGUF files share.
 
-Families say as data where theirs differ.
+Families describe the differences of their models as data.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Modules of most language models' layers."""
+"""Modules of a layer in most language models: transformers' names by llama.cpp's."""
 TURNED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
-"""Modules whose heads llama.cpp's converter reorders, by the field that counts them."""
+"""Modules whose heads llama.cpp's converter reorders, and the field with their number of heads."""
 GATES, UPS = "ffn_gate_exps.weight", "ffn_up_exps.weight"
-"""Experts' first matrices, one tensor in transformers."""
+"""Gate and up projections of experts, which are one tensor in transformers."""
 FACTORS = "rope_freqs.weight"
-"""The table of divisors for rotations of long texts."""
+"""The table of RoPE frequency factors for long contexts."""
 IN_CONFIG = (FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors whose numbers stand in config.json."""
+"""Tensors whose values are part of config.json."""
 SIGLIP_BLOCK = {
     "ln1": "layer_norm1",
     "ln2": "layer_norm2",
@@ -59,13 +59,13 @@ SIGLIP_BLOCK = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
-"""Modules of a block of SigLIP's towers."""
+"""Modules of a block in SigLIP vision encoders."""
 LIMITS = ("input_min", "input_max", "output_min", "output_max")
-"""Numbers to which some towers' matrices clamp."""
+"""Bounds to which some vision encoders clamp the inputs and outputs of a matrix."""
 HEADS = "attention.head_count"
 PARTS = "|".join(("weight", "bias", *LIMITS))
 LLAMA3_SHARES, LLAMA3_CONTEXT = (1.0, 4.0), 8192
-"""Those of every published llama3 rotary embedding. Files have only what follows from them."""
+"""Parameters of every published llama3 RoPE. Files store only the factors computed from them."""
 FOLDER_MAY = "the model's Hugging Face folder may work"
 
 
@@ -75,23 +75,23 @@ def _pairs(_fields: MetadataFields, heads: int, size: int) -> Heads | None:
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """How a language model of layers differs from the most common one."""
+    """How a language model differs from the most common one."""
 
-    model_type: str  # config.json's
-    # modules of a layer, or whole tensors, by llama.cpp's names
+    model_type: str  # as in config.json
+    # transformers' names of a layer's modules, or of single tensors, by llama.cpp's names
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
-    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)  # those beside layers
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)  # those outside of layers
     within: str = "model.layers"  # prefix of layers
-    turned: Mapping[str, str] = field(default_factory=dict)  # as `TURNED` has them
-    # of their heads, by the fields, how many they are and their size
+    turned: Mapping[str, str] = field(default_factory=dict)  # reordered modules, as in `TURNED`
+    # returns the order of their heads, from the metadata, the number of heads and their size
     order: Callable[[MetadataFields, int, int], Heads | None] = _pairs
-    around_one: bool = False  # norms have one added
-    # changes config.json's part
+    around_one: bool = False  # the file's norm weights have 1 added
+    # changes the language model's part of config.json
     config: Callable[[MetadataFields, Collection[str], dict[str, Any]], dict[str, Any]] | None = (
         None
     )
 
-    keep_space: Collection[str] | None = None  # as `TextKind` has it
+    keep_space: Collection[str] | None = None  # as in `TextKind`
 
     def kind(self) -> TextKind:
         return TextKind(self._config, self.names, self.keep_space)
@@ -138,16 +138,16 @@ class Layered:
 
 @dataclass(frozen=True, slots=True)
 class TowerNames:
-    """What a tower's tensors are called in transformers."""
+    """Transformers' names of a vision encoder's tensors."""
 
-    outer: Mapping[str, str]  # modules, or whole tensors, by llama.cpp's names
+    outer: Mapping[str, str]  # names of modules or single tensors, by llama.cpp's names
     within: str  # prefix of blocks
-    block: Mapping[str, str] = field(default_factory=lambda: SIGLIP_BLOCK)  # those of a block
-    less_one: Collection[str] = ()  # tensors whose values have one added
-    # tensors with as many dimensions, of which tools leave out those of size 1
+    block: Mapping[str, str] = field(default_factory=lambda: SIGLIP_BLOCK)  # names in a block
+    less_one: Collection[str] = ()  # tensors whose values have 1 added in the file
+    # tensors with three dimensions, of which converters drop leading ones of size 1
     three: Collection[str] = ()
-    patches: str | None = None  # the matrix that sees a pixel's colours side by side
-    turned: Collection[str] = ()  # modules of a block whose heads have pairs in llama.cpp
+    patches: str | None = None  # the patch embedding in which a pixel's colours are adjacent
+    turned: Collection[str] = ()  # modules of a block whose RoPE pairs are adjacent in llama.cpp
 
     def __call__(self, file: GgufFile) -> NamedTensors:
         """Name the tensors. Unknown ones keep their own names."""
@@ -179,7 +179,7 @@ class TowerNames:
 
 
 def _renamed(known: Mapping[str, str], name: str) -> str | None:
-    """Return transformers' name of a tensor, whose last part may be its own, if it is known."""
+    """Return transformers' name of a tensor or of its module, or None if neither is known."""
     if name in known:
         return known[name]
     module, _, part = name.rpartition(".")
@@ -187,7 +187,7 @@ def _renamed(known: Mapping[str, str], name: str) -> str | None:
 
 
 def _straight(file: GgufFile, number: str, module: str) -> str:
-    """Return a block's module. Files from old converters swap up and down."""
+    """Return the name of a block's module. Files from old converters swap ffn_up and ffn_down."""
     swapped = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
     down = file.tensors.get(f"v.blk.{number}.ffn_down.weight")
     if module not in swapped or down is None or down.shape[0] <= down.shape[-1]:
@@ -196,7 +196,7 @@ def _straight(file: GgufFile, number: str, module: str) -> str:
 
 
 def siglip_config(sight: MetadataFields, model_type: str) -> dict[str, Any]:
-    """Return vision_config of a tower that sees squares. Raises CheckpointError."""
+    """Return vision_config of an encoder with square inputs. Raises CheckpointError."""
     return {
         "model_type": model_type,
         "hidden_size": sight.integer("embedding_length"),
@@ -210,7 +210,7 @@ def siglip_config(sight: MetadataFields, model_type: str) -> dict[str, Any]:
 
 
 def colours(sight: MetadataFields) -> dict[str, Any]:
-    """Return the image processor's mean and deviation. Raises CheckpointError."""
+    """Return the image processor's mean and standard deviation. Raises CheckpointError."""
     return {
         "image_mean": sight.numbers("image_mean", 3),
         "image_std": sight.numbers("image_std", 3),
@@ -218,7 +218,7 @@ def colours(sight: MetadataFields) -> dict[str, Any]:
 
 
 def activation(sight: MetadataFields, usual: str) -> str:
-    """Return what a tower's matrices are activated by."""
+    """Return a vision encoder's activation function, by default `usual`."""
     metadata = sight.file.metadata
     said = (name for name in ("gelu", "silu") if metadata.get(f"clip.use_{name}") is True)
     return next(said, usual)
@@ -243,7 +243,7 @@ def sizes(fields: MetadataFields) -> dict[str, Any]:
 
 
 def rope(fields: MetadataFields) -> dict[str, Any]:
-    """Return the rotary embedding. Raises CheckpointError for a kind that config.json lacks."""
+    """Return rope_parameters of config.json. Raises CheckpointError for an unsupported type."""
     theta = {"rope_theta": fields.number("rope.freq_base", 10000.0)}
     if factors := fields.file.tensors.get(FACTORS):
         return theta | _llama3(fields, floats_in(fields.file, factors), theta["rope_theta"])
@@ -268,7 +268,7 @@ def rope(fields: MetadataFields) -> dict[str, Any]:
 
 
 def _llama3(fields: MetadataFields, factors: list[float], theta: float) -> dict[str, Any]:
-    """Return the parameters from which a table of factors follows."""
+    """Return the llama3 parameters that give this table of factors."""
     factor, low, high = round(max(factors), 4), *LLAMA3_SHARES
     for at, found in enumerate(factors):
         share = LLAMA3_CONTEXT / (2 * math.pi * theta ** (at / len(factors)))

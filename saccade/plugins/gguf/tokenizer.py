@@ -1,8 +1,8 @@
 """tokenizer.json and tokenizer_config.json, made from a GGUF file's metadata.
 
-What llama.cpp calls `pre` names the rules that cut text before merges. Each known one is here as
-the model's own tokenizer has it, with its normaliser. An unknown one is refused: other rules would
-give other tokens.
+The field `tokenizer.ggml.pre` names the pre-tokenizer, which splits text before merges. Supported
+ones are listed here as in the model's own tokenizer, with its normalizer. Others are rejected, as
+different rules would give different tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}"
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How text is cut before merges."""
+    """How text is split before merges."""
 
-    split: str | None  # a pattern. None: GPT-2's own.
-    digits: bool = False  # each is cut off first
-    normal: str | None = None  # the Unicode form
-    whole: bool = False  # a piece that is a token is taken whole, whatever the merges
-    # whether a bare text starts with that token if the file does not set it. None: the model has no
-    # such token.
+    split: str | None  # regular expression; None: that of GPT-2
+    digits: bool = False  # first split off each digit
+    normal: str | None = None  # Unicode normalization form
+    whole: bool = False  # a piece that is a token stays one token, regardless of merges
+    # default for whether a text starts with BOS, if the file does not set it. None: the model has
+    # no BOS token.
     bos: bool | None = False
 
 
@@ -74,7 +74,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Types in `tokenizer.ggml.token_type`. Tokens of another type are padding."""
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""The character that SentencePiece uses for a space."""
 ROLES = {
     "eos_token": "eos",
     "pad_token": "padding",
@@ -84,10 +84,10 @@ ROLES = {
 
 
 def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) -> dict[str, Any]:
-    """Make tokenizer.json.
+    """Return the content of tokenizer.json.
 
-    keep_space: that of the model's `TextKind`. Raises CheckpointError if the vocabulary is missing
-    or another kind.
+    keep_space: as in `TextKind`. Raises CheckpointError if the vocabulary is missing or of an
+    unsupported type.
     """
     model = _text(file, "model")
     if model not in MAKERS:
@@ -106,7 +106,7 @@ def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) ->
 
 
 def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for merges of bytes, as GPT-2 has them."""
+    """Return the parts of tokenizer.json for byte-level BPE, as in GPT-2."""
     rules = _rules(file)
     known = vocabulary.numbered(NORMAL)
     merges = [_pair(file, merge) for merge in _list(file, "merges", str)]
@@ -134,7 +134,7 @@ def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
 
 
 def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for merges of characters, as SentencePiece has them."""
+    """Return the parts of tokenizer.json for SentencePiece BPE, with merges ordered by score."""
     scores = _list(file, "scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise file.refuse(f"{len(scores)} of {PREFIX}scores, but {len(vocabulary.tokens)} tokens")
@@ -142,14 +142,14 @@ def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
 
 
 def merged_by_rank(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for merges of characters that the file lists."""
+    """Return the parts of tokenizer.json for SentencePiece BPE, with merges listed in the file."""
     return _spaced(file, vocabulary, [_pair(file, each) for each in _list(file, "merges", str)])
 
 
 def _spaced(
     file: GgufFile, vocabulary: FileVocabulary, merges: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return tokenizer.json's parts for characters with a sign instead of a space."""
+    """Return the parts of tokenizer.json for SentencePiece BPE, with `SPACE` for a space."""
     spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
     keep = vocabulary.keep_space
     known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)
@@ -175,13 +175,15 @@ def _spaced(
 
 
 MAKERS = {"gpt2": merged_by_bytes, "llama": merged_by_score, "gemma4": merged_by_rank}
-"""Makers of tokenizer.json's parts by `tokenizer.ggml.model`."""
+"""Functions that return the parts of tokenizer.json, by `tokenizer.ggml.model`."""
 
 
 def merges_of(
     file: GgufFile, known: Mapping[str, int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """Return merges, the best first: SentencePiece merges the pair whose token has most score."""
+    """Return merges in order of priority: SentencePiece first merges to the token with the highest
+    score.
+    """
     if len({scores[at] for at in known.values()}) < len(known) // 2:
         raise file.refuse(
             f"{PREFIX}scores do not define the order of merges (many are equal): take a file "
@@ -194,7 +196,7 @@ def merges_of(
 def bpe(
     known: Mapping[str, int], merges: Sequence[tuple[str, str]], *, whole: bool = False
 ) -> dict[str, Any]:
-    """Return tokenizer.json's model."""
+    """Return the field "model" of tokenizer.json."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -212,7 +214,7 @@ def bpe(
 def _begun(
     file: GgufFile, vocabulary: FileVocabulary, usual: bool, after: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the step behind merges, which puts the first token before a bare text."""
+    """Return the post-processor, which adds BOS to a text if the file or `usual` requires it."""
     wanted = file.metadata.get(f"{PREFIX}add_bos_token", usual)
     if not wanted:
         return after
@@ -236,7 +238,7 @@ def _begun(
 
 @dataclass(frozen=True, slots=True)
 class FileVocabulary:
-    """Tokens, and the type of each. keep_space: see `TextKind`."""
+    """The tokens of a file, and the type of each. keep_space: as in `TextKind`."""
 
     tokens: Sequence[str]
     types: Sequence[int]
@@ -257,9 +259,9 @@ class FileVocabulary:
         return {token: at for at, token in enumerate(self.tokens) if self.types[at] == kind}
 
     def numbered(self, *types: int) -> dict[str, int]:
-        """Return ids of tokens that merges make, and of those that are found before.
+        """Return the ids of tokens of these types, and of added tokens.
 
-        The library numbers the latter anew where the vocabulary lacks them.
+        Without the added tokens in the vocabulary, the tokenizers library would assign new ids.
         """
         found = {token: at for each in types for token, at in self.of_type(each).items()}
         for at, token in enumerate(self.tokens):
@@ -268,7 +270,7 @@ class FileVocabulary:
         return found
 
     def added(self, *types: int) -> list[dict[str, Any]]:
-        """Return tokens that are found in a text before it is cut."""
+        """Return the added tokens, which are matched before a text is split."""
         return [
             _added(at, self.tokens[at], kind != USER_DEFINED)
             for at, kind in enumerate(self.types)
@@ -277,10 +279,7 @@ class FileVocabulary:
 
 
 def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
-    """Make tokenizer_config.json: the tokens by role, and the chat template.
-
-    Raises CheckpointError.
-    """
+    """Return tokenizer_config.json: special tokens and chat template. Raises CheckpointError."""
     tokens = _list(file, "tokens", str)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for role, name in ROLES.items():
@@ -297,7 +296,7 @@ def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _has_bos(file: GgufFile) -> bool:
-    """Return False for a model without such a token, regardless of its file."""
+    """Return False if the model has no BOS token, even if its file sets one."""
     return _text(file, "model") != "gpt2" or _rules(file).bos is not None
 
 
