@@ -1,4 +1,4 @@
-"""Machine code for x86 processors, compiled by Numba and LLVM."""
+"""Kernels for x86 CPUs, compiled by Numba and LLVM."""
 
 from __future__ import annotations
 

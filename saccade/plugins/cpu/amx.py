@@ -1,4 +1,4 @@
-"""AMX: whether this process may use its processor's tiles, and how they are set."""
+"""Detects AMX, and returns its tile configurations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from saccade.plugins.cpu import cpu_info
 
 @cache
 def has_amx(feature: str) -> bool:
-    """Return True if this process may use the tiles. feature: "amx-bf16" or "amx-int8".
+    """Return True if this process can use AMX. feature: "amx-bf16" or "amx-int8".
 
-    The process asks once for the tiles' memory.
+    The first call requests permission from Linux, which then reserves memory for the tiles.
     """
     if find_spec("llvmlite") is None or not has_bf16():
         return False
@@ -25,10 +25,12 @@ def has_amx(feature: str) -> bool:
 
 @cache
 def tile_setting(rows: int = 32) -> torch.Tensor:
-    """Return the setting for AMX's eight tiles, with 64 bytes a row.
+    """Return the configuration of AMX's eight tiles (`ldtilecfg`). Each row of a tile has 64 bytes.
 
-    Rows to multiply, up to 32, are in tiles 4 and 5, their sums in 0 to 3. What they are multiplied
-    with is in 6 and 7, 16 rows each.
+    rows: the number of rows to multiply, up to 32.
+
+    Tiles 4 and 5 hold the rows to multiply, up to 16 each. Tiles 6 and 7 hold the matrix, 16 rows
+    each. Tiles 0 to 3 hold the accumulators.
     """
     palette, used = 1, 8
     widths = struct.pack("<16H", *[64] * used, *[0] * 8)

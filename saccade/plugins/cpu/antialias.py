@@ -1,9 +1,9 @@
-"""PyTorch's antialiased resizing of RGB bytes, to the bit and without PyTorch, whose import takes a
-second of an image worker.
+"""Antialiased resizing of 8-bit RGB images, bit-identical to PyTorch's. Image workers use it to
+avoid importing PyTorch, which takes a second.
 
-Owns the weights. They follow `_compute_index_ranges_int16_weights` in PyTorch's UpSampleKernel.cpp,
-which took them from Pillow: a filter's values for each source pixel in reach, in float64, divided
-by their sum, then rounded to 16 bits. The width comes first, and its result is bytes.
+Weights are computed as by `_compute_index_ranges_int16_weights` in PyTorch's UpSampleKernel.cpp,
+which follows Pillow: the filter's value for each source pixel within reach, in float64, divided by
+their sum and rounded to 16 bits. The width is resized first, and the result is rounded to bytes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ Pixels = npt.NDArray[np.uint8]
 Reals = npt.NDArray[np.float64]
 MAX_SHIFT = 22
 LARGEST = 1 << 15
-"""Below it a weight has 16 bits."""
+"""Weights below this fit in 16 bits."""
 KEPT_SIZES = 16
-"""AxisWeights of so many sizes are kept: screenshots and frames have the same again and again."""
+"""Number of cached AxisWeights: screenshots and video frames often have the same size."""
 
 
 def resize(target: Pixels, pixels: Pixels, mode: str) -> bool:
-    """Write `pixels` [height, width, 3], resized, to `target`. mode: as PyTorch's `interpolate`.
+    """Resize `pixels` to the size of `target`, and write the result there. Both are
+    [height, width, 3].
 
-    Returns False, without writing, if there is no code for this CPU.
+    mode: one of FILTERS, named as in PyTorch's `interpolate`.
+
+    Returns False, without writing, if this CPU is not supported.
     """
     if not vector_bytes():
         return False
@@ -46,7 +49,9 @@ def resize(target: Pixels, pixels: Pixels, mode: str) -> bool:
 
 @lru_cache(KEPT_SIZES)
 def find_weights(size: int, wanted: int, mode: str, taps: int) -> AxisWeights:
-    """Return how `size` pixels are weighed for `wanted` others, a multiple of `taps` for each."""
+    """Return the weights that resize `size` pixels to `wanted` pixels. The number of weights per
+    target pixel is a multiple of `taps`.
+    """
     reach, weigh = FILTERS[mode]
     scale = size / wanted
     support = reach * max(scale, 1.0)
@@ -57,7 +62,7 @@ def find_weights(size: int, wanted: int, mode: str, taps: int) -> AxisWeights:
     near = np.arange(count.max())[:, None]  # [pixels in reach, wanted]
     values = weigh(np.abs((near + first - center + 0.5) * (1.0 / max(scale, 1.0))))
     values[near >= count] = 0.0
-    total = values.sum(axis=0)  # in the order of pixels
+    total = values.sum(axis=0)  # adds in the order of pixels, as PyTorch does
     values /= np.where(total == 0.0, 1.0, total)
     shift = _find_shift(float(values.max()))
     values *= 1 << shift
@@ -66,7 +71,7 @@ def find_weights(size: int, wanted: int, mode: str, taps: int) -> AxisWeights:
 
 
 def _find_shift(largest: float) -> int:
-    """Return how many bits behind the point the largest weight leaves."""
+    """Return the maximum number of fractional bits for which the largest weight fits in 16 bits."""
     for shift in range(MAX_SHIFT):
         if int(0.5 + largest * (1 << (shift + 1))) >= LARGEST:
             return shift
@@ -81,7 +86,9 @@ def _aligned(
     size: int,
     taps: int,
 ) -> AxisWeights:
-    """Return weights padded to a multiple of `taps`, without reads beyond the image."""
+    """Pad the weights to a multiple of `taps`. Moves the first pixel back if reads would otherwise
+    go beyond the image.
+    """
     most, wanted = rounded.shape
     most += -most % taps
     back = np.minimum(first, np.maximum(0, first + most - size))
@@ -109,7 +116,7 @@ def _sinc(x: Reals) -> Reals:
     turned = x * math.pi
     sines = np.fromiter(
         map(math.sin, turned.ravel().tolist()), np.float64, x.size
-    )  # the C library's
+    )  # the sine of the C library, as in PyTorch
     with np.errstate(invalid="ignore"):
         return np.where(x == 0.0, 1.0, sines.reshape(x.shape) / turned)
 
@@ -119,4 +126,5 @@ FILTERS: dict[str, tuple[float, Callable[[Reals], Reals]]] = {
     "bicubic": (2.0, _cubic),
     "lanczos": (3.0, _lanczos),
 }
-"""By mode: how far a filter reaches, in pixels of the smaller image, and its value there."""
+"""By mode: the radius of the filter in pixels of the smaller image, and the function of a distance.
+"""

@@ -1,10 +1,9 @@
-"""Attention in bfloat16 on x86 processors that multiply bfloat16, by AMX or by AVX512-BF16. Rows of
-images see their segments; rows of sequences see keys on pages, causally. LLVM compiles
-`attention_code.py` for each head size at the first use.
+"""Attention in bfloat16 on x86 CPUs with AMX or AVX512-BF16: of vision encoders within segments,
+and of language models causally over KV pages. LLVM compiles `attention_code.py` for each head size
+at first use.
 
-Scores never leave a core's cache. A row's bits depend on its own query, and on the keys and values
-in its segment or sequence, at any place and beside any neighbours; on any count of threads. Owns
-the layout of rows and keys for the code, and its calls.
+Scores stay in a core's cache. Results are batch-invariant, and do not depend on the number of
+threads: a query's result depends only on the keys and values of its own segment or sequence.
 """
 
 from __future__ import annotations
@@ -40,19 +39,22 @@ from saccade.plugins.cpu.kernel import SHARED_VALUES, run_on_threads
 from saccade.plugins.cpu.machine_code import Function, compiled
 
 Isa = Literal["amx", "pairs"]
-"""By which instructions: AMX's tiles, or AVX512-BF16's pairs."""
+"""Instructions to use: AMX's tiles, or AVX512-BF16's pairs."""
 PACKED_VALUES = 1 << 23
-"""Keys, or values, that are packed at a time: those of one head at least."""
+"""Maximum number of key values to pack at a time, but at least one head's. Bounds temporary memory.
+"""
 MAX_PAGED_QUERIES = 32
-"""Rows of a sequence with so many tokens and fewer read its pages in place."""
+"""Maximum number of a sequence's tokens in a step for reading its KV pages in place. With more
+tokens, keys and values are packed first.
+"""
 BF16 = torch.bfloat16
 KV_DTYPES = (BF16, FP8)
-"""What keys and values may be. Every number of FP8 is one of bfloat16, too."""
+"""Dtypes of keys and values. FP8 converts to bfloat16 exactly."""
 ZEROS = torch.zeros(MAX_HEAD, dtype=BF16)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Implement `long_attention.Softmax`. Few models need it: its code is imported here."""
+    """Implement `long_attention.Softmax`. Imports its kernel here, as few models need it."""
     from saccade.plugins.cpu.long_attention import softmax_to_bfloat16
 
     return softmax_to_bfloat16(scores)
@@ -60,38 +62,35 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """Which rows see which keys (`attention_call.FIELDS`).
+    """Which queries see which keys, as in `attention_call.FIELDS`."""
 
-    near: each block has few keys, and shares none with another.
-    """
-
-    rows: torch.Tensor  # [chunks * CHUNK] int64: the place of each key, -1 of none
-    table: torch.Tensor  # [blocks, BLOCK] int64
-    fold: int = 1
-    independent: bool = False
+    rows: torch.Tensor  # [chunks * CHUNK] int64: each key's index in k and v, -1 for padding
+    table: torch.Tensor  # [blocks, BLOCK_FIELDS] int64
+    fold: int = 1  # query heads interleaved in a block's rows
+    independent: bool = False  # each block has few keys, and shares none with another block
 
 
 @cache
 def best_isa() -> Isa | None:
-    """Return the best kind allowed by this processor and its system's kernel, or `None`."""
+    """Return the best instructions that the CPU and the operating system support, or `None`."""
     if find_spec("llvmlite") is None or not has_bf16():
         return None
     return "amx" if has_amx("amx-bf16") else "pairs"
 
 
 def runs(dtype: torch.dtype, dim: int) -> bool:
-    """Return True if `attend` takes heads with `dim` values in the dtype on this machine.
+    """Return True if `attend` supports queries of this dtype and head size on this machine.
 
-    Their keys and values may be in any of `KV_DTYPES`.
+    Their keys and values may have any of `KV_DTYPES`.
     """
     return dtype == BF16 and dim % 2 == 0 and 0 < dim <= MAX_HEAD and best_isa() is not None
 
 
 def takes(q: torch.Tensor) -> bool:
-    """Return True if `attend` serves queries like q here. It is then the fastest way.
+    """Return True if `attend` supports queries like q on this machine.
 
-    The exception is a few rows that see a few keys, where it loses some millionths of a second
-    (decision 006).
+    It is then the fastest implementation, except that a few rows with a few keys take some
+    microseconds longer (decision 006).
     """
     return q.device.type == "cpu" and runs(q.dtype, q.shape[-1])
 
@@ -99,7 +98,7 @@ def takes(q: torch.Tensor) -> bool:
 def attend_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Implement `reference.segments.TowerAttention`, all segments in one call."""
+    """Implement `reference.segments.TowerAttention`, with all segments in one call."""
     if not takes(q):
         return sdpa_segments(q, k, v, segments, scale, softmax)
     if len(k) > len(q):
@@ -110,9 +109,9 @@ def attend_segments(
 
 @cache
 def functions(dim: int, kind: Isa, kv_dtype: torch.dtype) -> Mapping[str, Function]:
-    """Return pack and attend by name, for keys and values in `kv_dtype`. Compiled once per process.
+    """Return the functions "pack" and "attend" for keys and values in `kv_dtype`.
 
-    The first time on a machine takes a quarter of a second; later they are read from disk.
+    Compiling takes a quarter of a second, once on a machine. Later processes load them from disk.
     """
     agreed = "attention_call", "llvm", "attention_pack"
     return compiled(NAMES, "attention_code", agreed, dim, kind, kv_dtype.itemsize)
@@ -124,11 +123,11 @@ def full_layout(rows: int, keys: int) -> KeyLayout:
     return _layout([(0, rows, keys, keys)], [np.arange(keys)])
 
 
-@lru_cache(maxsize=16)  # a tower asks in each of its layers
+@lru_cache(maxsize=16)  # each layer of a vision encoder needs the same layout
 def segment_layout(lengths: tuple[int, ...]) -> KeyLayout:
-    """Return the layout for consecutive rows that see their whole segment.
+    """Return the layout for consecutive segments whose rows see all keys of their segment.
 
-    lengths: rows per segment.
+    lengths: the number of rows in each segment.
     """
     starts = np.cumsum([0, *lengths])
     spans = [(int(start), int(end) - int(start)) for start, end in pairwise(starts)]
@@ -143,8 +142,9 @@ def causal_layout(
 ) -> KeyLayout:
     """Return the layout for rows that see keys causally.
 
-    rows: for each sequence the first row, how many rows, and how many keys, whose last are these
-    rows'. places: the keys'. group: query heads that share a key head.
+    rows: (first row, number of rows, number of keys) of each sequence. Its rows are the last keys.
+    positions: for each sequence, the indices of its keys in k and v.
+    group: the number of query heads per key head.
     """
     parts = [(first, count, keys, keys - count + 1) for first, count, keys in rows]
     return _layout(parts, positions, group)
@@ -155,10 +155,11 @@ def _layout(
     positions_of: Sequence[npt.NDArray[np.int64]],
     fold: int = 1,
 ) -> KeyLayout:
-    """Return the layout for parts of rows and their keys.
+    """Return the layout for consecutive parts, each of which has its own keys.
 
-    parts: for each the first row, how many rows, how many keys, and how many keys the first row
-    sees.
+    parts: (first row, number of rows, number of keys, keys that the first row sees) of each part.
+        Every further row sees one key more, up to all of them.
+    positions_of: for each part, the indices of its keys in k and v.
     """
     chunks = [-(-keys // CHUNK) for _, _, keys, _ in parts]
     rows = np.full(max(1, sum(chunks)) * CHUNK, -1, np.int64)
@@ -185,10 +186,10 @@ def attend(
     scale: float,
     kind: Isa | None = None,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Attend with q [T, Hq, D] to k, v [N, Hkv, D], perhaps parts of larger tensors.
+    """Attend with q [T, Hq, D] to k, v [N, Hkv, D], which may be views with contiguous heads.
 
-    Keys and values in FP8 become bfloat16 as they are read. Rows that `layout` leaves out have
-    undefined results. kind: `None`: the best one.
+    Keys and values in FP8 are converted to bfloat16 as they are read. Results of rows that are not
+    in `layout` are undefined. kind: default: the best that this machine supports.
     """
     kind = kind or best_isa()
     assert kind is not None and runs(q.dtype, q.shape[2]) and scale > 0
@@ -238,11 +239,12 @@ def attend(
 
 def paged_blocks(
     rows: Sequence[tuple[int, int, int, int]], group: int
-) -> torch.Tensor:  # [blocks, BLOCK] int64
-    """Return the table for rows with few tokens each, whose keys are stored in pages.
+) -> torch.Tensor:  # [blocks, BLOCK_FIELDS] int64
+    """Return the table for sequences with few tokens each, whose keys are stored in KV pages.
 
-    rows: for each the first row, how many, the place of its first page in the page table, and how
-    many keys, whose last are these rows'. group: query heads that share a key head.
+    rows: (first row, number of rows, index of the first page in the flattened page table, number
+        of keys) of each sequence. Its rows are the last keys.
+    group: the number of query heads per key head.
     """
     step = max(1, QUERY_BLOCK // group)
     blocks = [
@@ -256,9 +258,10 @@ def paged_blocks(
 def attend_pages(
     q: torch.Tensor, cache: PagedCache, table: torch.Tensor, rows: PagedRows, scale: float
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Attend causally with q [T, Hq, D], few tokens of each sequence, to keys and values on pages.
+    """Attend causally with q [T, Hq, D], a few tokens of each sequence, to keys and values in KV
+    pages.
 
-    A row has the bits that `attend` gives it. table: from `paged_blocks`, for these heads.
+    Results are bit-identical to those of `attend`. table: from `paged_blocks`, for these heads.
     """
     count, heads, dim = q.shape
     kv_heads, kind = cache.keys.shape[1], best_isa()
@@ -297,14 +300,14 @@ def attend_pages(
     blocks = kv_heads * len(table)
     few = (
         blocks * dim * QUERY_BLOCK < SHARED_VALUES
-    )  # about: how long each is need not be known here
+    )  # an estimate, since the sequences' lengths are not read here
     run_on_threads(functions(dim, kind, kv_dtype)["attend"], call, 1 if few else blocks)
     return out
 
 
 @cache
 def _factor(scale: float) -> int:
-    """Return the bits of a float32: scores times it are exponents of 2."""
+    """Return the bits of the float32 factor that turns a score into an exponent of 2."""
     return int(struct.unpack("<i", struct.pack("<f", scale * math.log2(math.e)))[0])
 
 
@@ -315,6 +318,6 @@ def _run(function: Function, fields: Mapping[str, int], heads: int, blocks: int)
 
 
 def _aligned(values: int) -> torch.Tensor:
-    """Return bfloat16 [values] at the start of a cache line."""
+    """Return bfloat16 [values], aligned to a cache line."""
     memory = torch.empty(values + 32, dtype=BF16)
     return memory[-memory.data_ptr() % 64 // 2 :][:values]

@@ -16,11 +16,11 @@ CHUNK = 64
 MAX_HEAD = 128
 FIELDS = (
     "next",  # the counter of claimed blocks: 0
-    "heads",  # of queries, in folds; or of keys where these are packed
-    "group",  # heads of queries that share one of keys
+    "heads",  # attend: number of query heads / fold; pack: number of key heads
+    "group",  # number of query heads per key head
     "fold",  # query heads interleaved in a block's rows; a divisor of group
-    "blocks",  # of rows, or chunks of keys
-    "chunks",  # of keys, of one head
+    "blocks",  # attend: number of row blocks; pack: number of chunks of keys
+    "chunks",  # number of chunks of keys in a head
     "own",  # 1: a block packs its own keys, KEY_BLOCK at a time, in a core's cache; else 0
     "page",  # tokens per KV page; 0: `rows` has the keys' indices
     "factor",  # float32 bits: scores are multiplied by it and used as exponents of 2
@@ -36,19 +36,19 @@ FIELDS = (
     "k",
     "v",
     "out",
-    "keys",  # packed: of each head, chunk, and 16 keys: [dim / 32] tiles of [pair, key, 2]
-    "values",  # packed: of each head, chunk, and 32 keys: [dim / 16] tiles of [pair, dim, 2]
+    "keys",  # packed [head, chunk, 16 keys, dim / 32] tiles of [pair, key, 2]
+    "values",  # packed [head, chunk, 32 keys, dim / 16] tiles of [pair, dim, 2]
     "rows",  # int64 [chunks, CHUNK]: each key's index in k and v, -1 for padding
     "pages",  # int32: the page table
     "table",  # int64 [blocks, BLOCK_FIELDS]
     "nothing",  # zeros, one head's worth
     "tiles",  # AMX tile configuration
 )
-"""Arguments of a function: 64-bit integers, from `q` on addresses."""
+"""Arguments of a function. All are 64-bit integers; those from `q` on are addresses."""
 POINTERS = frozenset(FIELDS[FIELDS.index("q") :])
 BLOCK_FIELDS = ("first", "count", "chunk", "keys", "seen")
-"""A block's first row, its number of rows (times the heads of the fold), the first chunk of its
-keys, its number of keys, and how many of them the first row sees (each next row sees one more).
-With KV pages, `chunk` is the index of its first page in the page table.
+"""Description of a block: its first row, number of rows (each stands for `fold` heads), first chunk
+of keys, number of keys, and the number of them that the first row sees. Every further row sees one
+more. With KV pages, `chunk` is the index of the first page in the page table.
 """
 Call = ctypes.c_int64 * len(FIELDS)

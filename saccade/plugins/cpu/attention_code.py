@@ -70,10 +70,10 @@ EXPONENTIAL = (1.0000026, 0.69300383, 0.24144275, 0.052011464, 0.013534168)
 SCORES_ROW, WEIGHTS_ROW = KEY_BLOCK * 4 + CACHE_LINE_BYTES, KEY_BLOCK * 2 + CACHE_LINE_BYTES
 """Row strides in bytes, padded by a cache line to avoid set conflicts."""
 MIN_TOTAL = 1e-30
-"""The softmax denominator of a row that sees no keys: its output is zeros."""
+"""Minimum softmax denominator, so that the output of a row without keys is zeros."""
 V32I16 = ir.VectorType(I16, 2 * LANES)
 AVX512_ROWS = 8
-"""Rows per step with AVX512-BF16: with two vectors of columns, 16 accumulators."""
+"""Rows per step with AVX512-BF16. With two vectors of columns, these need 16 accumulators."""
 BANDS = (
     (AVX512_ROWS // 2, 1),
     (AVX512_ROWS, 1),
@@ -110,7 +110,7 @@ def _row_offset(b: Value, row: Value, stride: Value, head: Value, fold: Value) -
 
 
 class _Attend:
-    """Emits the function `attend`. A block of work is a block of one head's query rows."""
+    """Emits the function `attend`. A work block is a block of one head's query rows."""
 
     def __init__(self, module: Value, dim: int, kind: Isa, pack_chunk: Value, fetch: Value) -> None:
         self._steps, self._columns = steps, columns = steps_of(dim), columns_of(dim)
@@ -270,10 +270,10 @@ class _Attend:
 
 
 def _load_queries(module: Value, dim: int) -> Value:
-    """Emit a function that copies queries in, and resets sums, totals and maxima.
+    """Emit a function that copies queries to a buffer, and resets sums, totals and maxima.
 
-    Arguments: (source, its row stride, its head stride, fold, queries, sums, tops, totals, count).
-    Writes full blocks of rows.
+    Its arguments: (source, its row stride, its head stride, fold, queries, sums, maxima, totals,
+    count). It pads the rows to a multiple of AVX512_ROWS.
     """
     b, arguments = new_function(module, "take", PTR, I64, I64, I64, PTR, PTR, PTR, PTR, I64)
     source, stride, head, fold, queries, sums, tops, totals, count = arguments
@@ -307,7 +307,7 @@ def _load_queries(module: Value, dim: int) -> Value:
 def _store_outputs(module: Value, dim: int) -> Value:
     """Emit a function that stores normalized outputs in bfloat16.
 
-    Arguments: (target, its row stride, its head stride, fold, sums, totals, count)
+    Its arguments: (target, its row stride, its head stride, fold, sums, totals, count)
     """
     b, arguments = new_function(module, "give", PTR, I64, I64, I64, PTR, PTR, I64)
     target, stride, head, fold, sums, totals, count = arguments
@@ -345,7 +345,7 @@ def _reduce_lanes(b: Value, vector: Value, join: Callable[[Value, Value], Value]
 
 
 class _Exponential:
-    """2 ** x, for values not much above 0."""
+    """Emits 2 ** x, for values not much above 0."""
 
     def __init__(self, module: Value, b: Value) -> None:
         self._b = b
@@ -370,12 +370,12 @@ class _Exponential:
 
 
 def _softmax_row(module: Value, columns: int, masked: bool) -> Value:
-    """Emit a function that computes one row's online softmax over these keys.
+    """Emit a function that computes one row's online softmax over the next `width` keys.
 
-    It also rescales the row's accumulated sum to its new maximum.
+    It also rescales the row's accumulated sum to the new maximum.
+    masked: keys from `valid` on get weight 0.
 
-    Arguments: (scores, weights, top, total, sum, factor, width, valid). masked: keys from `valid`
-    on get weight 0.
+    Its arguments: (scores, weights, maximum, total, sum, factor, width, valid)
     """
     name = "weigh_some" if masked else "weigh_all"
     b, arguments = new_function(module, name, PTR, PTR, PTR, PTR, PTR, I64, I64, I64)
@@ -445,7 +445,7 @@ def _rescale(
     sum_: Value,
     columns: int,
 ) -> None:
-    """Add these weights to the row's total. If the maximum changed, rescale the earlier ones."""
+    """Add the new weights to the row's total. If the maximum changed, rescale the earlier ones."""
     old_total = load(b, V16F32, total, 0, CACHE_LINE_BYTES)
     new, old = b.append_basic_block(), b.append_basic_block()
     b.cbranch(b.extract_element(changed, ir.Constant(I32, 0)), new, old)
@@ -461,9 +461,9 @@ def _rescale(
 
 
 class _MatMul:
-    """Matmuls of a band of rows with packed tiles, by the smallest variant that covers the band.
+    """Multiplies rows with packed tiles, with the smallest variant for the number of rows.
 
-    All variants give bit-identical rows: the reduction order is the same.
+    All variants have the same reduction order, so results are bit-identical.
     """
 
     def __init__(
@@ -488,7 +488,7 @@ class _MatMul:
             self._variants.append((most, function))
 
     def __call__(self, b: Value, rows: Value, arguments: Sequence[Value]) -> None:
-        """Multiply the first `rows` rows, and possibly more, up to ROW_TILE."""
+        """Multiply at least the first `rows` rows, and up to ROW_TILE."""
         after = b.append_basic_block()
         for most, function in self._variants[:-1]:
             few, more = b.append_basic_block(), b.append_basic_block()
@@ -507,10 +507,11 @@ def _amx_matmul(
 ) -> Value:
     """Emit out [ROW_TILE, columns] in float32 = rows [ROW_TILE, steps] @ tiles, with AMX.
 
-    For scores, `steps` is static, columns are counted in pairs, and results are stored. For sums,
-    `columns` is static, and results are accumulated.
+    For scores, `steps` is constant, `count` is the number of pairs of columns, and results are
+    stored. For sums of values, `columns` is constant, `count` is the number of steps, and results
+    are added to `out`.
 
-    Arguments: (rows, tiles, out, count)
+    The function's arguments: (rows, tiles, out, count)
     """
     b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     tile = {index: ir.Constant(I8, index) for index in range(8)}
@@ -569,7 +570,7 @@ def _avx512_matmul(
     band_rows: int,
     bands: int,
 ) -> Value:
-    """Do as `_amx_matmul` with AVX512-BF16, for `bands` times `band_rows` rows."""
+    """Like `_amx_matmul`, with AVX512-BF16 and for `bands` * `band_rows` rows."""
     b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     dot = declare_intrinsic(
         module, "llvm.x86.avx512bf16.dpbf16ps.512", V16F32, V16F32, V32BF16, V32BF16

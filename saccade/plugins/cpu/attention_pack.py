@@ -1,5 +1,5 @@
-"""LLVM IR that packs keys and values for attention on x86 CPUs, and helpers shared with
-`attention_code.py`, the only module to import this.
+"""LLVM IR that packs keys and values for attention on x86 CPUs, and helpers for
+`attention_code.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from saccade.plugins.cpu.llvm import (
 )
 
 TILE = 16 * CACHE_LINE_BYTES
-"""Bytes of a tile: 16 rows of 16 float32, or of 32 bfloat16 numbers."""
+"""Size in bytes of a tile: 16 rows of 16 float32 values, or of 32 bfloat16 values."""
 FP8_MIN_SUBNORMAL = 2.0**-9
 """The smallest positive FP8 (e4m3) value. Values below 8 times that are its multiples."""
 FP8_MAGNITUDE, FP8_SIGN = 0x7F, 0x80
@@ -42,12 +42,12 @@ BF16_NAN = 0x7FC0
 
 
 def steps_of(dim: int) -> int:
-    """Return how many tiles hold a key's values, 32 each."""
+    """Return the number of tiles for a key's values, 32 in each."""
     return -(-dim // 32)
 
 
 def columns_of(dim: int) -> int:
-    """Return how many tiles hold a row's sums, 16 values each."""
+    """Return the number of tiles for a row's sums, 16 in each."""
     return -(-dim // 16)
 
 
@@ -60,9 +60,10 @@ def new_function(module: Value, name: str, *kinds: Value) -> tuple[Value, list[V
 def next_head_block(
     task: WorkQueue, on_exit: Callable[[], object] = lambda: None
 ) -> tuple[Value, Value]:
-    """Claim a block of work, and return its (head, block).
+    """Claim a work block, and return its (head, block).
 
-    If blocks pack their own keys, all heads of a block are adjacent, so its rows stay in cache.
+    If blocks pack their own keys, consecutive work blocks are the heads of one block, so its rows
+    stay in cache.
     """
     b, heads, blocks = task.b, task.args["heads"], task.args["blocks"]
     item = task.next_block(b.mul(heads, blocks), on_exit)
@@ -79,9 +80,9 @@ def packs_own_keys(task: WorkQueue) -> Value:
 def masked_load(
     b: Value, module: Value, pointer: Value, valid: int, lanes: int, item: int = 2
 ) -> Value:
-    """Load `valid` bfloat16 values into a vector with `lanes` lanes, padded with zeros.
+    """Load `valid` values into a bfloat16 vector with `lanes` lanes, padded with zeros.
 
-    item: bytes per value. 1 is FP8, converted to bfloat16.
+    item: bytes per value: 2 for bfloat16, or 1 for FP8, which is converted.
     """
     type_ = ir.VectorType(ir.IntType(8 * item), lanes)
     if valid >= lanes:
@@ -96,7 +97,7 @@ def masked_load(
 
 
 def _bf16_vector(b: Value, eights: Value) -> Value:
-    """Convert FP8 to bfloat16, which is exact."""
+    """Convert FP8 (e4m3) to bfloat16 bits. The conversion is exact."""
     ints, floats = (ir.VectorType(kind, eights.type.count) for kind in (I32, F32))
     wide = b.zext(eights, ints)
     amount = b.and_(wide, splat(ints, FP8_MAGNITUDE))
@@ -111,7 +112,7 @@ def _bf16_vector(b: Value, eights: Value) -> Value:
 
 
 def make_pack(module: Value, dim: int, pack_chunk: Value) -> None:
-    """Emit the function `pack`. A block of work is a chunk of one head's keys."""
+    """Emit the function `pack`. A work block is a chunk of one head's keys."""
     task = WorkQueue(module, "pack", FIELDS, POINTERS)
     head, chunk = next_head_block(task)
     index = task.b.add(task.b.mul(head, task.args["chunks"]), chunk)
@@ -129,7 +130,12 @@ def pack_one(
     chunk: Value,
     targets: Sequence[Value],
 ) -> None:
-    """Pack the keys and values `rows` of a head into chunk `chunk` of the targets."""
+    """Emit code that packs a chunk of one head's keys and values.
+
+    rows: pointer to the indices of the keys.
+    chunk: index of the chunk in the targets.
+    targets: pointers to packed keys and packed values.
+    """
     b, args = task.b, task.args
     sizes = CHUNK // 16 * steps_of(dim) * TILE, CHUNK // 32 * columns_of(dim) * TILE
     packed = [ptr_add(b, target, mul(b, chunk, size)) for target, size in zip(targets, sizes)]
@@ -138,10 +144,11 @@ def pack_one(
 
 
 def make_find_rows(module: Value) -> Value:
-    """Emit a function that computes row indices of keys in KV pages.
+    """Emit a function that computes the indices of a sequence's keys in the KV cache.
 
-    Arguments: (pages, page size, first key, keys, rows, count). Writes `count` indices from the
-    first key on, -1 past the sequence's keys.
+    It writes `count` indices to `rows`, from the first key on, and -1 beyond the last key.
+
+    Its arguments: (pages, page size, first key, number of keys, rows, count)
     """
     kinds = PTR, I64, I64, I64, PTR, I64
     b, (pages, size, first, keys, rows, count) = new_function(module, "find", *kinds)
@@ -165,7 +172,7 @@ def make_find_rows(module: Value) -> Value:
 def make_prefetch(module: Value, dim: int, item: int) -> Value:
     """Emit a function that prefetches a chunk of one head's keys, or of its values, into L2.
 
-    Arguments: (rows, k or v, its row stride).
+    Its arguments: (indices of the keys, k or v, its row stride)
     """
     b, (rows, start, stride) = new_function(module, "fetch", PTR, PTR, I64)
     prefetch = declare_intrinsic(module, "llvm.prefetch.p0", VOID, PTR, I32, I32, I32)
@@ -181,9 +188,10 @@ def make_prefetch(module: Value, dim: int, item: int) -> Value:
 
 
 def make_pack_chunk(module: Value, dim: int, item: int) -> Value:
-    """Emit a function that packs a chunk of one head's keys and values, `item` bytes each.
+    """Emit a function that packs a chunk of one head's keys and values. item: bytes per value.
 
-    Arguments: (rows, k, its row stride, v, its row stride, zeros, keys, values)
+    Its arguments: (indices of the keys, k, its row stride, v, its row stride, zeros, packed keys,
+    packed values)
     """
     kinds = PTR, PTR, I64, PTR, I64, PTR, PTR, PTR
     b, (rows, k, k_row, v, v_row, zeros, keys, values) = new_function(module, "pack_chunk", *kinds)
@@ -235,7 +243,7 @@ def make_pack_chunk(module: Value, dim: int, item: int) -> Value:
 
 
 def _transpose(b: Value, lines: list[Value]) -> list[Value]:
-    """Transpose a 16 x 16 matrix in four steps, exchanging blocks of 1, 2, 4, 8."""
+    """Transpose a 16 x 16 matrix in four steps, which swap blocks of size 1, 2, 4 and 8."""
     for size in (1, 2, 4, 8):
         low = [lane if not lane & size else lane - size + 16 for lane in range(16)]
         high = [lane + size if not lane & size else lane + 16 for lane in range(16)]

@@ -1,11 +1,11 @@
-"""The backend for x86 processors, as start-up and image workers know it: without PyTorch."""
+"""Describes the backend for x86 CPUs. Start-up and image workers import it without PyTorch."""
 
 from __future__ import annotations
 
 from saccade.kernels.backend import KernelBackend
 
 BACKEND = KernelBackend(
-    # In float32, parity is promised with PyTorch's own operations.
+    # float32 promises parity with PyTorch's operations, so only quantized matmuls use kernels.
     ops="saccade.plugins.cpu.quantized_ops:QuantizedOps",
     ops_by_dtype={"bfloat16": "saccade.plugins.cpu.ops:X86Ops"},
     packages=("numba", "llvmlite"),

@@ -1,9 +1,10 @@
-"""Work of compiled kernels and PyTorch's operations, recorded while it is done and repeated without
-the Python between: kernels that follow each other run in one call into machine code.
+"""Captures the calls of compiled kernels and PyTorch operations, and replays them without the
+Python code between them, as a CUDA graph does. Consecutive kernels run in one call into compiled
+code.
 
-Owns the recorded calls, and the memory that they read and write. Work can be recorded if its calls
-depend on shapes alone. So a look from Python into a tensor ends it, as it ends the capture of a
-CUDA graph.
+A capture owns its calls, and the memory of the tensors that they create. Work can be captured only
+if its calls depend on shapes alone. As with a CUDA graph, reading a tensor's values in Python is an
+error.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from saccade.plugins.cpu.kernel import LISTENERS, parallel
 from saccade.plugins.cpu.machine_code import Function, compiled
 
 SYNCING_METHODS = frozenset(["tolist", "numpy", "__array__"])
-"""Of a tensor: they give Python its values without an operation."""
+"""Methods of a tensor that return its values to Python without running an operation."""
 SYNCING_TAGS = frozenset([torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape])
-"""Of operations: they give Python a value, or a shape that depends on values."""
+"""Tags of operations that return a value to Python, or whose output shape depends on values."""
 ALIGNMENT = 64
-"""Bytes at whose multiples tensors begin."""
+"""Alignment of captured tensors in bytes."""
 EMPTY = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
 
 
 class CaptureError(Exception):
-    """Work whose calls may depend on a tensor's values."""
+    """Raised for work that cannot be captured, as its calls may depend on a tensor's values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation of PyTorch. results: the memory that gets its results; empty: it has its own."""
+    """A captured call of a PyTorch operation."""
 
     function: Callable[..., Any]
-    given: Sequence[Any]
-    named: Mapping[str, Any]
-    results: Sequence[torch.Tensor]
+    given: Sequence[Any]  # positional arguments
+    named: Mapping[str, Any]  # keyword arguments
+    results: Sequence[torch.Tensor]  # the results are copied here; empty if it writes in place
 
     def __call__(self) -> None:
         made = self.function(*self.given, **self.named)
@@ -64,7 +65,7 @@ class Operation:
         named: Mapping[str, Any],
         results: Sequence[torch.Tensor],
     ) -> Operation:
-        """Return the operation, in the form that writes its result in place if it has one."""
+        """Return the operation, as its `out=` variant if there is one."""
         target = _out_variant(function)
         if target is None or len(results) != 1:
             return cls(function, given, named, results)
@@ -73,7 +74,7 @@ class Operation:
 
 
 class Calls:
-    """Calls of machine code, one behind another."""
+    """Consecutive calls of compiled functions, which replay as one call."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, list[int], int]] = []
@@ -83,7 +84,7 @@ class Calls:
         self._calls.append((function, numbers, threads))
 
     def close(self) -> None:
-        """Lay out all calls (`capture_code.HEADER`, ENTRY), and behind them their numbers."""
+        """Write the table of calls (`capture_code.HEADER`, ENTRY), followed by their arguments."""
         begin = parallel()
         table: list[ctypes.c_int64 | int]
         table = [0, len(self._calls), 0 if begin is None else _address(begin)]
@@ -101,9 +102,10 @@ class Calls:
 
 
 class BufferPool:
-    """Memory for a recording's tensors. What one releases goes to the next of its size.
+    """Memory for the tensors of a capture. A released block is reused for the next tensor of its
+    size.
 
-    A layer's work is in the memory of the layer before, in a core's cache.
+    So the layers of a model share the same blocks, which stay in a core's cache.
     """
 
     def __init__(self) -> None:
@@ -115,12 +117,12 @@ class BufferPool:
         return sum(block.nbytes for block in self._blocks)
 
     def lend(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like this one, which is empty."""
+        """Return an uninitialized tensor with the shape, strides and dtype of this one."""
         nbytes = like.untyped_storage().nbytes()
         size = -(-max(1, nbytes) // ALIGNMENT) * ALIGNMENT
         free = self._free[size]
         block = free.pop() if free else self._take(size)
-        lent = block[:]  # lives as long as the tensor and its views
+        lent = block[:]  # released with the last of the tensor and its views
         finalize(lent, free.append, block).atexit = False
         flat = torch.from_numpy(lent)[:nbytes].view(like.dtype)
         return flat.as_strided(like.shape, like.stride())
@@ -133,16 +135,16 @@ class BufferPool:
 
 
 class CapturedWork(TorchDispatchMode):
-    """What `work` did, to be repeated by `replay`: the same calls over the same memory.
+    """The captured calls of `work`, which `replay` repeats on the same memory.
 
-    Tensors that exist before belong to their owners, who keep them where they are. `work` is done
-    once as it is recorded. Raises CaptureError where a call may depend on a tensor's values.
+    The constructor runs `work` once to capture it. Tensors that exist before are used in place, so
+    their owners must not move them. Raises CaptureError if a call may depend on a tensor's values.
     """
 
     def __init__(self, work: Work) -> None:
         super().__init__()
         self.lent = BufferPool()
-        self._kept: list[torch.Tensor] = []  # what else addresses point to
+        self._kept: list[torch.Tensor] = []  # other tensors whose addresses the calls contain
         self.parts: list[Operation | Calls] = []
         self._thread = threading.get_ident()
         LISTENERS.append(self)
@@ -157,9 +159,9 @@ class CapturedWork(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: no compiler sees this mode, so PyTorch need not import its own to skip it.
+        """Return False, so that PyTorch does not import its compiler to disable it in this mode.
 
-        The import takes a second of the first answer.
+        The import would delay the first response by a second.
         """
         return False
 
@@ -168,7 +170,7 @@ class CapturedWork(TorchDispatchMode):
             part()
 
     def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None:
-        if threading.get_ident() == self._thread:  # else another's work
+        if threading.get_ident() == self._thread:  # ignore kernels that other threads run
             self._add(function, call[:], threads)
 
     def _add(self, function: Any, numbers: list[int], threads: int) -> None:
@@ -206,7 +208,7 @@ class CapturedWork(TorchDispatchMode):
 
 
 class _NoSync(TorchFunctionMode):
-    """Raises CaptureError where Python would see a tensor's values."""
+    """Raises CaptureError if Python reads a tensor's values."""
 
     def __torch_function__(
         self,
@@ -229,7 +231,7 @@ def _tensors(made: object) -> list[torch.Tensor]:
 
 @cache
 def _out_variant(function: Any) -> tuple[Any, str] | None:
-    """Return the same operation with a place for its result, and that argument's name."""
+    """Return an operation's `out=` variant and the name of its output argument, or `None`."""
     taken = [(argument.name, str(argument.type)) for argument in function._schema.arguments]
     packet = function.overloadpacket
     for name in packet.overloads():
@@ -242,7 +244,7 @@ def _out_variant(function: Any) -> tuple[Any, str] | None:
 
 
 def _views(made: Sequence[torch.Tensor], given: Sequence[Any]) -> bool:
-    """Return True if all results are views of the arguments."""
+    """Return True if all results share memory with the arguments."""
     known = {_memory(each) for each in given if isinstance(each, torch.Tensor)}
     return all(_memory(each) in known for each in made)
 

@@ -1,12 +1,14 @@
-"""The loop that runs recorded calls, in LLVM's own language."""
+"""The loop that replays captured calls, as LLVM IR."""
 
 from __future__ import annotations
 
 NAME = "run_calls"
 HEADER = ("next", "count", "parallel")
-"""Of a record: 0, how many calls, and the address of GOMP_parallel or 0. Then follow the calls."""
+"""First fields of a table of calls: 0, the number of calls, and the address of GOMP_parallel, or 0
+if there is none. The entries of the calls follow.
+"""
 ENTRY = ("function", "call", "threads")
-"""Of a call: machine code, the address of its numbers, and how many threads run it abreast."""
+"""Fields of a call: the function's address, its arguments' address, and the number of threads."""
 
 TEXT = """
 define void @run_calls(ptr %record) {
@@ -55,5 +57,5 @@ end:
 
 
 def assembly(triple: str) -> str:
-    """Return LLVM's own text for a function that takes a record's address."""
+    """Return LLVM IR for the function, which takes the address of a table of calls."""
     return f'target triple = "{triple}"\n{TEXT}'

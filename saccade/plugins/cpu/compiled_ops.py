@@ -1,7 +1,8 @@
-"""PyTorch's small operations between kernels as machine code of the same bits: in a recording, a
-call of its own costs an operation more than its work.
+"""Compiled equivalents of small PyTorch operations, for use in captured steps (`capture.py`), where
+the overhead of calling PyTorch exceeds the work of the operation.
 
-Knows tensors only. What has no twin here stays PyTorch's, as cosines: those are MKL's.
+Results are bit-identical to PyTorch's. Operations without an equivalent here are left to PyTorch.
+The cosine is one of them, since PyTorch computes it with MKL.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ ATEN = torch.ops.aten
 BF16 = torch.bfloat16
 
 MachineCall = tuple[Any, list[int]]
-"""A function, and the numbers that it is called with."""
+"""A compiled function, and its arguments."""
 CompiledOp = Callable[..., Sequence[MachineCall]]
-"""Takes an operation's result, then what it was given. Returns no calls where bits would differ."""
+"""Takes the result of a PyTorch operation, then its arguments. Returns the calls that compute the
+result, or none if these arguments are not supported.
+"""
 
 
 def find_compiled_op(
     function: Any, given: Sequence[Any], named: Mapping[str, Any], results: Sequence[torch.Tensor]
 ) -> Sequence[MachineCall]:
-    """Return the calls that do an operation's work, none where that is left to PyTorch."""
+    """Return the calls that replace a PyTorch operation, or none if PyTorch must run it.
+
+    given, named: its positional and keyword arguments.
+    """
     twin = COMPILED_OPS.get(function)
     if twin is None or named or len(results) != 1 or not results[0].is_contiguous():
         return ()
@@ -34,7 +40,7 @@ def find_compiled_op(
 
 
 def _call(kernel: Kernel, *numbers: int) -> MachineCall:
-    """Return the call of a kernel with one item of work."""
+    """Return the call of a kernel with a single work item."""
     return kernel.function, [0, 1, *numbers]
 
 

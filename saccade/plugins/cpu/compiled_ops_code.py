@@ -1,6 +1,5 @@
-"""The instructions of PyTorch's small operations, compiled by Numba when a machine first asks for
-them (`compiled_ops.py`): each has PyTorch's bits. A function here returns a kernel's body for some
-sizes.
+"""Numba code of small PyTorch operations, compiled at first use (`compiled_ops.py`). Results are
+bit-identical to PyTorch's. Each function returns the body of a kernel for the given sizes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -24,9 +23,10 @@ from saccade.plugins.cpu.kernel_object import Body
 
 
 def gather(lane: int) -> Body:
-    """Return the body that copies values of 2 `lane`s by index.
+    """Return the body that gathers rows or columns of a matrix by index.
 
     result[row, column] is source[index[row], column], or source[row, index[column]] if `across`.
+    lane: size of a value in units of 16 bits.
     """
 
     def gather(block):
@@ -51,7 +51,9 @@ def gather(lane: int) -> Body:
 
 
 def concat_columns() -> Body:
-    """Return the body that copies rows of 16-bit lanes into a part of wider rows."""
+    """Return the body that copies a matrix into some columns of a wider one. Sizes are in 16-bit
+    units.
+    """
 
     def concat_columns(block):
         source, out = uint16_ptr(block[2]), uint16_ptr(block[3])
@@ -65,7 +67,7 @@ def concat_columns() -> Body:
 
 
 def mul_f32() -> Body:
-    """Return the body that multiplies whole numbers [T, N] by float32 [N]."""
+    """Return the body that multiplies int64 [T, N] by float32 [N]."""
 
     def mul_f32(block):
         numbers, factors, out = int64_ptr(block[2]), float32_ptr(block[3]), float32_ptr(block[4])
@@ -80,7 +82,7 @@ def mul_f32() -> Body:
 
 
 def negative() -> Body:
-    """Return the body that turns the signs of float32, that of 0 too."""
+    """Return the body that negates float32 values, including the sign of zero."""
 
     def negative(block):
         source, out = int32_ptr(block[2]), int32_ptr(block[3])
@@ -92,7 +94,7 @@ def negative() -> Body:
 
 
 def add_bf16() -> Body:
-    """Return the body that adds bfloat16 numbers."""
+    """Return the body that adds bfloat16 values."""
 
     def add_bf16(block):
         first, second, out = uint16_ptr(block[2]), uint16_ptr(block[3]), uint16_ptr(block[4])

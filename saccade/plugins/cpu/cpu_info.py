@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 
 IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
-"""What decides which code a processor gets."""
+"""Fields that determine which code a CPU needs."""
 MAX_BYTES = 1 << 14
-"""One processor takes less. Linux asks each core for its speed as its lines are read."""
+"""More than one CPU's entry. Reading on is slow, as Linux then queries the speed of each core."""
 
 
 @cache
 def first_processor() -> Mapping[str, str]:
-    """Return the fields of the first processor, or none where they cannot be read."""
+    """Return the fields of the first CPU, or an empty mapping if they cannot be read."""
     try:
         with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
             text = os.read(file.fileno(), MAX_BYTES).decode(errors="replace")
@@ -29,10 +29,10 @@ def first_processor() -> Mapping[str, str]:
 
 @cache
 def flags() -> frozenset[str]:
-    """Return the instructions that this process may use, as Linux calls them."""
+    """Return the instruction set extensions that the CPU supports, by their names in Linux."""
     return frozenset(first_processor().get("flags", "").split())
 
 
 def describe() -> str:
-    """Return words that differ between processors that need other code."""
+    """Return text that differs between CPUs that need different code."""
     return "\n".join(f"{name}: {first_processor().get(name, '')}" for name in IDENTITY)

@@ -1,8 +1,8 @@
-"""The gated delta rule of `reference/delta.py`, its convolution, gates and norm, for bfloat16 on
+"""The gated delta rule of `reference/delta.py`, and its convolution, gates and norm, in bfloat16 on
 CPUs.
 
-Tokens are computed one after another, in prompts as in decode. So results are batch-invariant and
-do not depend on chunk boundaries. Knows tensors only. Imported only where it runs (`ops.X86Ops`).
+Tokens are computed one after another, both in prefill and in decode. So results are batch-invariant
+and do not depend on chunk boundaries. Imported only if used (`ops.X86Ops`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from saccade.plugins.cpu.numba_call import CHANNELS, COLUMNS, NO_SLOT
 
 @dataclass(frozen=True, slots=True)
 class SequentialRows(StateRows):
-    """Rows that kernels read from the batch's own memory, so that `host` is empty.
+    """Rows of a batch, which kernels read from the batch's tensors. So `host` is empty."""
 
-    keeps: by row, the line that also gets the state after it, or `NO_SLOT`. None: no row has one.
-    """
-
-    keeps: torch.Tensor | None = None  # [R] int64
+    # [R] int64: the slot that each row's final state is also copied to, or `NO_SLOT`. `None`: none
+    # is copied.
+    keeps: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -36,16 +35,16 @@ class SequentialRows(StateRows):
         return cls(q_starts, kv_lengths, lines, singles)
 
     def with_kept(self, kept: Mapping[int, int]) -> SequentialRows:
-        """Return the same rows, keeping the states after some.
+        """Return the same rows, where the final states of some are also copied.
 
-        kept: the memory line by a row's first token.
+        kept: the target slot, by the index of the row's first token in the batch.
         """
         lines = [kept.get(start, NO_SLOT) for start in self.q_starts[:-1].tolist()]
         return replace(self, keeps=torch.tensor(lines))
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """The numbers by which kernels read the rows."""
+        """Addresses and sizes of the rows, as kernel arguments."""
         parts = self.q_starts, self.kv_lengths, self.lines
         keeps = 0 if self.keeps is None else self.keeps.data_ptr()
         return *(part.data_ptr() for part in parts), keeps, len(self.kv_lengths)
@@ -59,7 +58,7 @@ def _delta_gates() -> Kernel:
 def compiled_delta_gates(
     both: torch.Tensor, bias: torch.Tensor, rate: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do as `reference.delta.delta_gates`."""
+    """Compiled equivalent of `reference.delta.delta_gates`."""
     assert both.is_contiguous() and bias.is_contiguous() and rate.is_contiguous()
     tokens, heads = len(both), len(bias)
     decay, beta = torch.empty((2, tokens, heads))
@@ -81,7 +80,7 @@ def compiled_conv(
     *,
     silu: bool = True,
 ) -> torch.Tensor:  # [T, C]
-    """Do as `reference.delta.causal_conv`."""
+    """Compiled equivalent of `reference.delta.causal_conv`."""
     assert isinstance(rows, SequentialRows)
     assert x.stride(1) == 1 and weight.is_contiguous() and states[0].is_contiguous()
     taps, channels = weight.shape
@@ -109,7 +108,9 @@ def compiled_delta(
     states: torch.Tensor,
     rows: StateRows,
 ) -> torch.Tensor:  # [T, Hv, Dv]
-    """Do as `reference.delta.gated_delta`. q, k and v are views of one tensor's columns."""
+    """Compiled equivalent of `reference.delta.gated_delta`. q, k and v must be columns of one
+    tensor.
+    """
     assert isinstance(rows, SequentialRows)
     tokens, heads, value_dim = v.shape
     key_heads, key_dim = q.shape[1:]
@@ -141,7 +142,7 @@ def _gated_rms_norm() -> Kernel:
 def compiled_gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Do as `Ops.gated_rms_norm`, for heads [T, H, D]."""
+    """Compiled equivalent of `Ops.gated_rms_norm`, for x [T, H, D]."""
     assert x.is_contiguous() and gate.stride()[1:] == x.stride()[1:] and weight.is_contiguous()
     tokens, heads, dim = x.shape
     out = torch.empty_like(x)

@@ -1,5 +1,5 @@
-"""The instructions of `delta.py`'s kernels, compiled by Numba when a machine first asks for them
-(`kernel_object.py`). A function here returns a kernel's body for some sizes.
+"""Numba code of the kernels of `delta.py`, compiled at first use (`kernel_object.py`). Each
+function returns the body of a kernel for the given sizes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -35,11 +35,13 @@ from saccade.plugins.cpu.kernel_object import Body
 from saccade.plugins.cpu.llvm import broadcast
 
 LOG1P = 1 / 15, 1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0
-"""log((1 + z) / (1 - z)) / 2 by powers of z^2, the highest first: to 1e-8 of it up to z = 1/3."""
+"""Series of log((1 + z) / (1 - z)) / (2 z) in powers of z^2, the highest power first. For z up to
+1/3, the relative error is 1e-8.
+"""
 
 
 def delta_gates() -> Body:
-    """Return the kernel's body. An item is a token."""
+    """Return the kernel's body. A work item is a token."""
     factors = tuple(np.float32(factor) for factor in LOG1P)
 
     def delta_gates(block):
@@ -53,7 +55,7 @@ def delta_gates() -> Body:
                 at = token * 2 * heads + head
                 x = bf16_to_f32(both[at])
                 to = token * heads + head
-                # rounded as the reference does
+                # as the reference does, round to bfloat16
                 beta[to] = bf16_to_f32(
                     f32_to_bf16(np.float32(1) / (np.float32(1) + exponential(-x)))
                 )
@@ -70,9 +72,10 @@ def delta_gates() -> Body:
 
 
 def causal_conv(taps: int, width: int, silu: bool) -> Body:
-    """Return the kernel's body. An item is up to `width` channels, for all rows.
+    """Return the kernel's body. A work item is up to `width` channels, for all rows.
 
-    Each token runs the same instructions, wherever its row begins.
+    Each token runs the same instructions at any position in its row, so results do not depend on
+    chunk boundaries.
     """
     before = taps - 1
 
@@ -144,17 +147,19 @@ def causal_conv(taps: int, width: int, silu: bool) -> Body:
 
 
 def _pass_over(key_dim: int, width: int):
-    """Return what brings `width` columns of a state [key_dim, value_dim] up to date, and reads them
-    by a key and a query, in one pass.
+    """Return an intrinsic that updates `width` columns of a state [key_dim, value_dim], and
+    multiplies them with a key and a query, in one pass.
     """
     vector = ir.VectorType(F32, width)
 
     @intrinsic
     def pass_over(context, state, stride, last, decay, fresh, key, query, read):
-        """Compute state = decay state + last' fresh; read = key state, query state.
+        """Compute state = decay * state + outer(last, fresh), then read = [key, query] @ state.
 
-        last, key, query: addresses of [key_dim]. fresh: of [width]. read: of [2, width]. stride:
-        bytes from a row of the state to the next.
+        last, key, query: addresses of float32 [key_dim].
+        fresh: address of float32 [width].
+        read: address of float32 [2, width].
+        stride: row stride of the state in bytes.
         """
 
         def build(context, builder, signature, arguments):
@@ -189,9 +194,9 @@ def _pass_over(key_dim: int, width: int):
 
 
 def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
-    """Return the kernel's body. An item is `width` columns of a head's states, for all rows.
+    """Return the kernel's body. A work item is `width` columns of a head's states, for all rows.
 
-    Tokens are computed one after another, so the order of sums does not depend on rows.
+    Tokens are computed one after another, so results do not depend on chunk boundaries.
     """
     pass_over = _pass_over(key_dim, width)
     blocks, scale = value_dim // width, np.float32(key_dim**-0.5)
@@ -254,7 +259,7 @@ def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
                 for c in range(width):
                     memory[fresh + c] = np.float32(0)
                 grown = np.float32(1)
-                for token in range(start, end + 1):  # the last turn only brings up to date
+                for token in range(start, end + 1):  # the last iteration only updates the state
                     both = np.float32(0)
                     if token < end:
                         at = token * stride + head // group * key_dim
@@ -302,7 +307,7 @@ def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
 
 
 def gated_rms_norm() -> Body:
-    """Return the kernel's body. An item is a token."""
+    """Return the kernel's body. A work item is a token."""
 
     def gated_rms_norm(block):
         x, gate, weight, out = (

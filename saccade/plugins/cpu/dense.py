@@ -22,16 +22,16 @@ from saccade.plugins.cpu.machine_code import Function, compiled
 from saccade.plugins.cpu.panels import empty_words, padded_bias, portions_of
 
 PORTION_VALUES = 5 << 17
-"""Values in the rows of a work block, most of which stay in L2 across all panels (measured:
+"""Input values of a work block. Most of them stay in L2 while all panels are multiplied (measured:
 decision 007).
 """
 MIN_ROWS = 2 * BLOCK
-"""Minimum rows of a work block: fewer would read the matrix too often."""
+"""Minimum number of rows in a work block. Smaller blocks would read the matrix more often."""
 
 
 @cache
 def gemm_function(tiled: bool) -> Function:
-    """Return the compiled function, cached on disk. tiled: with AMX."""
+    """Return the compiled GEMM, which is cached on disk. tiled: use AMX instead of AVX512."""
     return compiled((NAME,), "dense_code", ("dense_call", "llvm"), tiled)[NAME]
 
 
@@ -43,7 +43,7 @@ class DensePanels(Matrix):
         torch.Tensor
     )  # int32 [panels, inputs / 2, PANEL], zero-padded: two inputs of one output each
     outputs: int  # without padding
-    inputs: int
+    inputs: int  # without padding
 
     def multiply(
         self, _ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
@@ -62,7 +62,8 @@ def can_prepack(weight: torch.Tensor) -> bool:
 
 def prepack(matrix: DenseMatrix) -> DensePanels:
     """Pack a matrix's weights into panels."""
-    gemm_function(_tiled())  # if it cannot be compiled, loading fails instead of the first request
+    # Compile now, so that an error stops the server at start-up, and not at the first request.
+    gemm_function(_tiled())
     outputs, inputs = matrix.values.shape
     panels, more = -(-outputs // PANEL), -inputs % TILE_INPUTS
     words = empty_words(panels, (inputs + more) // 2, PANEL)

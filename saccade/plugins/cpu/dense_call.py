@@ -22,16 +22,16 @@ FIELDS = (
     "panels",
     "inputs",
     "outputs",  # without padding
-    "count",  # of rows
+    "count",  # number of rows
     "portion",  # rows of a work block, a multiple of BLOCK
-    "portions",
+    "portions",  # number of work blocks per panel
     "rows",  # bfloat16 [T, inputs]
     "words",
     "bias",  # float32 [panels * PANEL]
     "result",  # bfloat16 [T, outputs]
     "first_setting",  # tile configuration for full blocks, or for all rows if they are fewer
-    "last_setting",  # for the last rows, if they do not fill a block
+    "last_setting",  # tile configuration for the last rows, if they do not fill a block
 )
-"""Arguments of the function: 64-bit integers, from `rows` on addresses."""
+"""Arguments of the function. All are 64-bit integers; those from `rows` on are addresses."""
 POINTERS = frozenset(FIELDS[FIELDS.index("rows") :])
 Call = ctypes.c_int64 * len(FIELDS)

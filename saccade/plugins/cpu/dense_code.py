@@ -47,25 +47,25 @@ from saccade.plugins.cpu.llvm import (
 )
 
 STRIDE = PANEL * 4
-"""Bytes of a panel's pair of inputs, and of a row of accumulators."""
+"""Size in bytes of a pair of inputs in a panel, and of a row of accumulators."""
 STEP_BYTES = TILE_ROWS * STRIDE
-"""Bytes of a panel's inputs in one tile."""
+"""Size in bytes of the part of a panel that one AMX step multiplies."""
 PANEL_VECTORS = STRIDE // CACHE_LINE_BYTES
-"""Vectors, or tiles, of outputs in a panel."""
+"""Number of vectors of outputs in a panel, or of tiles with AMX."""
 BLOCK_BYTES = BLOCK * STRIDE
-"""Bytes of a block's accumulators."""
+"""Size in bytes of the accumulators of a block."""
 UNROLLED = 4
 """Pairs of inputs per loop iteration with AVX512."""
 EPILOGUE_ROWS = 2
-"""Rows of the previous block stored in each step, while AMX multiplies."""
+"""Number of rows of the previous block that are stored in each step, while AMX multiplies."""
 OUTPUTS = ir.VectorType(I16, PANEL)
-"""A row of a panel, as bfloat16 bits."""
+"""Type of a row of a panel's outputs, as bfloat16 bits."""
 
 
 def assembly(triple: str, tiled: bool) -> str:
-    """Return LLVM IR for the function. A block of work is a panel, for some rows.
+    """Return LLVM IR for the GEMM. A work block is one panel and `portion` rows.
 
-    tiled: with AMX.
+    tiled: use AMX instead of AVX512.
     """
     module = ir.Module()
     module.triple = triple
@@ -77,7 +77,7 @@ class _WorkItem:
     """The pointers and sizes of a claimed block of work."""
 
     def __init__(self, task: WorkQueue, on_exit: Callable[[], object] = lambda: None) -> None:
-        """Claim a block. leave: as in `Claims.take_piece`."""
+        """Claim a block. on_exit: as in `WorkQueue.next_block`."""
         b, args = task.b, task.args
         item = task.next_block(b.mul(args["panels"], args["portions"]), on_exit)
         first = mul(b, b.urem(item, args["panels"]), PANEL)
@@ -115,9 +115,9 @@ def _avx512_gemm(module: Value) -> None:
 
 
 def _multiply_vectors(module: Value, rows: int) -> Value:
-    """Emit the GEMM of this many rows with a panel.
+    """Emit a function that multiplies this many rows with a panel.
 
-    Arguments: (rows, panel, inputs, bias, target, target's row stride, remaining outputs)
+    Its arguments: (rows, panel, inputs, bias, target, target's row stride, remaining outputs)
     """
     types = [PTR, PTR, I64, PTR, PTR, I64, I64]
     function = ir.Function(module, ir.FunctionType(VOID, types), f"multiply_{rows}")
@@ -177,7 +177,7 @@ def _amx_gemm(module: Value) -> None:
         return arguments_of, [buffers[1], item.bias, before, step, item.outputs]
 
     def store_block(block: Value, rows: Value) -> None:
-        """Store the last block, with no further GEMM to overlap."""
+        """Store the last block. No further GEMM can overlap with it."""
         sums = arguments_of(block, _is_odd(b, block))[0][2]
         source = ptr_add(b, item.target, mul(b, block, BLOCK, step))
         _Epilogue(module, b, item.bias, item.outputs).store_rows(sums, source, rows, step)
@@ -214,13 +214,14 @@ def _is_odd(b: Value, value: Value) -> Value:
 def _multiply_tiles(
     module: Value, name: str, *, tall: int, prefetches: bool = False, has_epilogue: bool = False
 ) -> Value:
-    """Emit sums [rows, PANEL] = rows [rows, inputs] @ a panel.
+    """Emit a function that computes sums [rows, PANEL] = rows [rows, inputs] @ a panel.
 
-    tall: tiles of rows. prefetches: prefetch the panel. has_epilogue: store the previous block
-    meanwhile.
+    tall: the number of tiles of rows.
+    prefetches: also prefetch the panel.
+    has_epilogue: also store the results of the previous block.
 
-    Arguments: (rows, panel, sums, inputs), and of the previous block (sums, bias, target, target's
-    row stride, remaining outputs)
+    Its arguments: (rows, panel, sums, inputs). With an epilogue, those of the previous block
+    follow: (sums, bias, target, target's row stride, remaining outputs)
     """
     types = [PTR, PTR, PTR, I64] + ([PTR, PTR, PTR, I64, I64] if has_epilogue else [])
     function = ir.Function(module, ir.FunctionType(VOID, types), f"multiply_{name}")
@@ -299,7 +300,7 @@ class _Epilogue:
         self._mask = b.icmp_signed("<", ir.Constant(OUTPUTS, list(range(PANEL))), every_lane)
 
     def store_row(self, sums: Sequence[Value], target: Value) -> None:
-        """Store one row. sums: its vectors."""
+        """Store one row. sums: the vectors of its accumulators."""
         b = self._b
         low, high = (b.fadd(total, bias) for total, bias in zip(sums, self._bias))
         rounded = b.bitcast(b.call(self._round, [high, low]), OUTPUTS)
@@ -316,7 +317,7 @@ class _Epilogue:
         )
 
     def store_rows(self, sums: Value, target: Value, count: Value, stride: Value) -> None:
-        """Store `count` rows, at least one. stride: of the target's rows, in bytes."""
+        """Store `count` rows, at least one. stride: the target's row stride in bytes."""
         b = self._b
         loop = Loop(b, count)
         accumulators = ptr_add(b, sums, mul(b, loop.index, STRIDE))

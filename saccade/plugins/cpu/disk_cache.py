@@ -1,9 +1,9 @@
-"""What this machine made once and keeps on disk: machine code, and what start-up measured, each
-under the words that it follows from.
+"""A cache on disk for compiled code and the results of start-up measurements. The key of a file is
+a text (`words`) that covers everything that its content depends on.
 
-Owns the folder, which stays below a bound, and a file of locks in it. A file begins with a
-digest over its words and content, so that one that is torn, or somebody else's, reads as absent.
-Whatever the disk refuses is made again by the next process.
+The least recently used files are removed to limit the size of the directory. A file begins with a
+digest of its name and content, so an incomplete or foreign file counts as missing. If the disk
+cannot be written, each process creates the content again.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from saccade.core.private_folder import PrivateFolder, cache_folder, private_fol
 FOLDER = "code"
 NAME = re.compile("[0-9a-f]{64}")
 MAX_BYTES = 64 << 20
-"""Past this the files that were used longest ago go. A model's take less than a megabyte."""
+"""Maximum size of all files. The files of a model take less than a megabyte."""
 DIGEST_BYTES = 32
 LOCK_FILE = "making"
-"""A file in the folder. Who makes a file locks one byte there, numbered by the file's name."""
+"""Name of the lock file. To create a file, a process locks one byte of it, at an offset that it
+derives from the file's name.
+"""
 MAX_SECONDS = 30.0
-"""A kernel takes a second or two. What takes longer is a process that was stopped."""
+"""Maximum wait for another process. A kernel compiles in a second or two; a process that takes
+longer was probably stopped.
+"""
 POLL_SECONDS = 0.01
 LOCK_DIGITS = 15
-"""Of a name: as many as a position in a file has room for."""
+"""Hexadecimal digits of a name that form the offset of its lock, as an offset has 63 bits."""
 
 
 @dataclass(slots=True)
 class UsedFiles:
-    """What this process has made, and what it has found. Names of files."""
+    """Names of the files that this process created, and of those that it found."""
 
     made: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -46,12 +50,12 @@ USED_FILES = UsedFiles()
 
 
 def get_or_create(words: str, make: Callable[[], bytes]) -> bytes:
-    """Return what was made from `words` before, or make it now and keep it."""
+    """Return the cached content for the key `words`, or create and cache it."""
     content = load(words)
     if content is not None:
         return content
     with _exclusive(file_name(words)):
-        content = load(words)  # another process may have made it meanwhile
+        content = load(words)  # another process may have created it in the meantime
         if content is None:
             content = make()
             store(words, content)
@@ -60,10 +64,10 @@ def get_or_create(words: str, make: Callable[[], bytes]) -> bytes:
 
 @contextmanager
 def _exclusive(name: str) -> Iterator[None]:
-    """Wait for another process that makes the file with this name, and let none begin.
+    """Lock a file's name, so that one process at a time creates the file.
 
-    The lock ends with its process. Where there is none, or one is held for `MAX_SECONDS`, both
-    make the file.
+    A lock is released when its process exits. If the file system has no locks, or another process
+    holds the lock for `MAX_SECONDS`, this process continues without it.
     """
     file, place = _locks(os.environ.get("XDG_CACHE_HOME")), int(name[:LOCK_DIGITS], 16)
     if file is None:
@@ -81,9 +85,10 @@ def _exclusive(name: str) -> Iterator[None]:
 
 @cache
 def _locks(_root: str | None) -> int | None:
-    """Open the file, once a process: closing it would end all locks of the process.
+    """Open the lock file once per process, since closing it would release all of its locks.
 
-    _root: what the folder follows from.
+    Returns `None` if it cannot be opened. _root: the environment variable that determines the
+    directory, as a key for the cache.
     """
     try:
         with _folder() as folder:
@@ -97,13 +102,13 @@ def _lock(file: int, place: int) -> bool:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
     except (BlockingIOError, PermissionError):
         return False
-    except OSError:  # no locks here
+    except OSError:  # the file system has no locks
         return True
     return True
 
 
 def load(words: str) -> bytes | None:
-    """Return what is kept under `words`, or `None`."""
+    """Return the cached content for the key `words`, or `None`."""
     name = file_name(words)
     with suppress(OSError), _folder() as folder:
         content = _read(folder, name)
@@ -115,7 +120,7 @@ def load(words: str) -> bytes | None:
 
 
 def store(words: str, content: bytes) -> None:
-    """Keep `content` under `words`, if there is a place."""
+    """Cache `content` under the key `words`, if the directory can be written."""
     name = file_name(words)
     USED_FILES.made.append(name)
     with suppress(OSError), _folder() as folder:
@@ -126,14 +131,14 @@ def store(words: str, content: bytes) -> None:
 
 
 def is_writable() -> bool:
-    """Return True if files can be kept."""
+    """Return True if the directory can be written."""
     with suppress(OSError), _folder() as folder:
         return folder.writable()
     return False
 
 
 def is_cached(name: str) -> bool:
-    """Return True if the file with this name can be read whole."""
+    """Return True if the file with this name exists and matches its digest."""
     with suppress(OSError), _folder() as folder:
         return _read(folder, name) is not None
     return False
@@ -160,15 +165,15 @@ def _digest(name: str, content: bytes) -> bytes:
 
 
 def _evict(folder: PrivateFolder) -> None:
-    """Remove what was used longest ago until all is within the bound.
+    """Remove the least recently used files until the rest take at most `MAX_BYTES`.
 
-    Files with other names than ours are left alone.
+    Leaves files alone whose names are not those of cached content.
     """
     found = [entry for entry in folder.entries() if NAME.fullmatch(entry[0])]
     total = sum(stat.st_size for _, stat in found)
     for name, stat in sorted(found, key=lambda entry: entry[1].st_mtime_ns):
         if total <= MAX_BYTES:
             return
-        with suppress(OSError):  # a folder where another process writes
+        with suppress(OSError):  # another process may have removed the file
             folder.remove(name)
             total -= stat.st_size

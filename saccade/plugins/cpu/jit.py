@@ -1,8 +1,8 @@
 """Compiles kernels with Numba for the host CPU, and provides their intrinsics: bfloat16
-conversions, pointers, prefetch, and the shared counter by which threads claim items.
+conversions, pointers, prefetch, and the shared counter from which threads claim items.
 
-Imported only to compile (`kernel_object.py`): most processes load object files from disk. The only
-module that uses Numba's private API: `numba.core`, and names with an underscore.
+Imported only to compile (`kernel_object.py`): most processes load object files from disk. No other
+module uses Numba's private API, which is `numba.core` and names with an underscore.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -24,9 +24,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 CHECKED_NUMBA = "0.68"
-"""The Numba version that this use of `numba.core` was verified with: tests compare results bit by
-bit.
-"""
+"""The Numba version that this module was tested with. Tests compare results bitwise."""
 declare, local, count_up = (
     cgutils.get_or_insert_function,
     cgutils.alloca_once_value,
@@ -34,13 +32,13 @@ declare, local, count_up = (
 )
 """Emit an LLVM function declaration, a local variable, and a loop from 0."""
 FASTMATH_FLAGS = {"reassoc", "contract", "nsz"}
-"""Sums may be reassociated: the order is fixed at compile time."""
+"""Let the compiler reassociate sums. Their order is fixed once the code is compiled."""
 Block = types.CPointer(types.int64)
 I16, I32, F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
-    """Compile `body(block)` to an object file with a function `name`, which takes the block."""
+    """Compile `body(block)`, and return an object file with a C function `name(block)`."""
     flags = Flags()
     flags.fastmath = FastMathOptions(FASTMATH_FLAGS)
     flags.error_model = "numpy"
@@ -56,14 +54,14 @@ def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
 def _with_entry(name: str, made: Any) -> bytes:
     """Return a function's object file, with a C entry point `name`."""
     library = made.library
-    library._optimize_final_module()  # before the entry point: it changes results
+    library._optimize_final_module()  # before the entry point is added, which would change results
     module = library.create_ir_module(name)
     native = made.target_context.declare_function(module, made.fndesc)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64).as_pointer()])
     function = ir.Function(module, kind, name)
     builder = ir.IRBuilder(function.append_basic_block())
     call = made.target_context.call_conv.call_function
-    call(builder, native, types.none, (Block,), function.args)  # it cannot fail
+    call(builder, native, types.none, (Block,), function.args)  # returns no error status to check
     builder.ret_void()
     library.add_ir_module(module)
     library.finalize()
@@ -154,7 +152,10 @@ def f32_to_bf16(context, number):
 
 
 def _select(sign):
-    """Return min ("<") or max (">") of two signed values. If either is NaN, the first."""
+    """Return an intrinsic for min ("<") or max (">") of two signed values or floats.
+
+    If one of the values is NaN, the result is the first.
+    """
 
     @intrinsic
     def choose(context, first, second):
@@ -172,7 +173,7 @@ def _select(sign):
 
 
 minimum, maximum = _select("<"), _select(">")
-"""Cheaper to compile than Numba's own min and max."""
+"""These compile faster than Numba's own min and max."""
 
 
 def _float32(value):
@@ -181,7 +182,7 @@ def _float32(value):
 
 @intrinsic
 def exponential(context, x):
-    """Compute exp(x) to a relative error of 2e-7. Numba's own is a call per value."""
+    """Compute exp(x) to a relative error of 2e-7, inline. Numba's own exp calls a function."""
 
     def build(context, builder, signature, arguments):
         (x,) = arguments
@@ -190,7 +191,7 @@ def exponential(context, x):
             x = builder.select(builder.fcmp_ordered(sign, bound, x), bound, x)
         z = builder.fmul(x, _float32(1.4426950408889634))
         whole = builder.call(builder.module.declare_intrinsic("llvm.floor", [F32]), [z])
-        part = builder.fsub(z, whole)  # 2 to that by a polynomial
+        part = builder.fsub(z, whole)  # a polynomial approximates 2**part
         p = _float32(POLYNOMIAL[0])
         for factor in POLYNOMIAL[1:]:
             p = builder.fadd(builder.fmul(p, part), _float32(factor))

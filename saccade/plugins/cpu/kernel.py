@@ -1,8 +1,8 @@
-"""A compiled kernel (`kernel_object.py`), and how machine code that is made on this machine runs on
-PyTorch's own threads. A second pool of threads would fight for the processor with the first.
+"""Runs compiled kernels (`kernel_object.py`) on PyTorch's own threads, because a second thread pool
+would compete with it for the cores.
 
-Such code deals its work out itself (an atomic counter), so that any count of threads may run it. A
-kernel's instructions are in a separate file, `*_code.py`, next to its caller's.
+The threads of a kernel claim work items from a shared atomic counter, so any number of threads may
+run it. The code of a kernel is in a separate file, `*_code.py`, next to the file that calls it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from saccade.plugins.cpu import machine_code
 from saccade.plugins.cpu.kernel_object import object_file
 
 SHARED_VALUES = 1 << 15
-"""Work on fewer values is not worth waking another thread for."""
+"""Minimum number of values for more than one thread: waking a thread costs more than less work."""
 
 
 class CallListener(Protocol):
-    """Called for each kernel that runs while it is in `LISTENERS`."""
+    """Called after each run of a kernel while it is in `LISTENERS`."""
 
     def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None: ...
 
@@ -32,9 +32,11 @@ LISTENERS: list[CallListener] = []
 
 
 def run_on_threads(function: Any, call: ctypes.Array[ctypes.c_int64], pieces: int) -> None:
-    """Run function(call's address) on as many threads as PyTorch has, at most one for each piece.
+    """Run `function` on PyTorch's threads, but on no more than `pieces` of them.
 
-    function: a ctypes function. call: its numbers, the first of which it changes.
+    function: a ctypes function that takes the address of `call`.
+    call: its arguments; the first is the counter of claimed work items, which the function changes.
+    pieces: the number of work items.
     """
     threads = min(torch.get_num_threads(), pieces)
     if threads > 1 and (begin := parallel()) is not None:
@@ -48,10 +50,10 @@ def run_on_threads(function: Any, call: ctypes.Array[ctypes.c_int64], pieces: in
 
 @cache
 def parallel() -> Any:
-    """Return GOMP_parallel(function, argument, threads, flags) from PyTorch's own OpenMP.
+    """Return GOMP_parallel(function, argument, threads, flags) of PyTorch's OpenMP library.
 
-    Returns `None` if that has another interface. PyTorch's own library is asked: it knows which
-    among several copies it was linked with.
+    Returns `None` if the library has another interface. The symbol is looked up through PyTorch's
+    library, as a process may have loaded several copies of OpenMP.
     """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
@@ -66,26 +68,30 @@ def parallel() -> Any:
 class Kernel:
     """A compiled `body(block)`.
 
-    block: int64 numbers. The first is the next unclaimed item (`claim`), the second how many items
-    there are. Then follows what the caller gives: addresses, counts, `bits` of real numbers.
+    block: an int64 array. [0] is the next unclaimed item (`jit.next_item`), and [1] the number of
+    items. The caller's arguments follow: addresses, counts, and the `bits` of floats.
     """
 
     def __init__(self, code: str, name: str, *sizes: int) -> None:
-        """Compile the kernel, or take it from disk, as `object_file` does."""
+        """Load the kernel from disk, or compile it. The arguments are those of `object_file`."""
         self.function = machine_code.link(object_file(code, name, *sizes), (name,))[name]
 
     def __call__(self, items: int, values: int, *numbers: int) -> None:
-        """Do all `items`, which read and write about `values` values, with as many threads as torch
-        has.
+        """Run the kernel on PyTorch's threads.
+
+        items: the number of work items.
+        values: about how many values they read and write in total; below `SHARED_VALUES`, one
+            thread does all the work.
+        numbers: the arguments after the first two.
         """
         block = (ctypes.c_int64 * (2 + len(numbers)))(0, items, *numbers)
         run_on_threads(self.function, block, items if values >= SHARED_VALUES else 1)
 
 
 def bits_of(value: float) -> int:
-    """Return the bits of `value` in float32, from which `real` makes it again."""
+    """Return the bits of `value` in float32, which `jit.bits_to_f32` converts back."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 bits = cache(bits_of)
-"""As `bits_of`, and remembered: a model has few values."""
+"""`bits_of` with a cache, for constants such as an epsilon: a model has few of them."""

@@ -1,7 +1,7 @@
-"""The object file of a kernel, which Numba compiles for this machine's processor once, and later
-processes take from disk without Numba, whose import and first use take most of a second.
+"""Object files of kernels. Numba compiles a kernel once for the host CPU. Later processes load it
+from disk without Numba, whose import and first use take most of a second.
 
-Needs no PyTorch. The instructions are in a separate file, `*_code.py`.
+Does not import PyTorch. The code of a kernel is in a separate file, `*_code.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Body = Callable[[Any], None]
 
 
 def object_file(code: str, name: str, *sizes: int) -> bytes:
-    """Compile the body that the function `name` of the file `code` returns for `sizes`, or take it
-    from disk.
+    """Return a kernel's object file from disk, or compile it.
+
+    code, name: a module of this package, and its function that returns the kernel's body.
+    sizes: the arguments of this function.
     """
 
     def make() -> bytes:
@@ -34,13 +36,15 @@ def object_file(code: str, name: str, *sizes: int) -> bytes:
 
 
 def describe(code: str, name: str, *sizes: int) -> str:
-    """Return the words that the object file follows from."""
+    """Return the cache key of a kernel's object file: text that covers all that it depends on."""
     return "\n".join((code, name, repr(sizes), machine_code.describe_target(), _sources()))
 
 
 @cache
 def _sources() -> str:
-    """Return what all kernels' code follows from, beside their names and the processor."""
+    """Return the part of the key that all kernels share: Numba's version and settings, and the
+    source of all kernels.
+    """
     folder = Path(__file__).parent
     agreed = (*folder.glob("*_call.py"), *folder.glob("*_code.py"))
     files = (folder / "jit.py", *sorted(agreed))

@@ -1,7 +1,8 @@
-"""The language model's attention on x86 processors, in bfloat16: by LLVM's code (`attention.py`)
-where the processor multiplies bfloat16 numbers. Rows with few tokens then read pages in place. A
-cache in FP8 is read by the same code, so a row has its own bits there too.
-Elsewhere rows that decode go by Numba's kernel (`paged.py`), and prompts by PyTorch.
+"""Attention of the language model in bfloat16 on x86 CPUs.
+
+On CPUs with AMX or AVX512-BF16, compiled code (`attention.py`) handles all requests, with a KV
+cache in bfloat16 or FP8. Requests with few tokens in a step read KV pages in place. On other CPUs,
+a Numba kernel (`paged.py`) handles decoding requests, and PyTorch handles prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from saccade.plugins.cpu.paged import decode_blocks, decode_paged
 
 
 class X86Attention(SdpaAttention):
-    """Attention where neighbours with one token each share a call."""
+    """Attention that handles adjacent requests of a batch in one call where it can."""
 
     def __init__(self, shape: PagedShape) -> None:
         super().__init__(shape, attention.softmax)
@@ -28,7 +29,7 @@ class X86Attention(SdpaAttention):
         takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
         self._takes = takes and shape.kept in attention.KV_DTYPES
         if self._takes and (kind := attention.best_isa()):
-            # or the first prompt would wait for them
+            # compile now, as otherwise the first prompt would wait
             attention.functions(shape.head_dim, kind, shape.kept)
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
@@ -37,7 +38,7 @@ class X86Attention(SdpaAttention):
         return self._decoding(host, first) if self._compiled else super()._shared(host, first)
 
     def _few(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do as `_shared`, for rows with few tokens each, on this processor's best way."""
+        """Like `_shared`, for rows with few tokens each, whose KV pages are read in place."""
         begin, end, width = host.starts[first], first, host.rows.page_table.shape[1]
         rows = []
         while end < len(host.lengths):
@@ -49,15 +50,15 @@ class X86Attention(SdpaAttention):
             end += 1
         if end == first:
             return None
-        # a step of nothing else, none of whose rows a window has cut off
+        # the step consists of these rows only, each with one token, and a window excludes none
         singles = end - first == host.starts[-1] == len(host.rows.kv_lengths)
-        tables: dict[int, torch.Tensor] = {}  # by queries to a key
+        tables: dict[int, torch.Tensor] = {}  # by the number of query heads per key head
 
         def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
             q = q if q.stride(2) == 1 else q.contiguous()
             scale = self._shape.scale * kv.key_scale
             group = q.shape[1] // kv.keys.shape[1]
-            if group not in tables and singles:  # from the batch itself, as a recording needs
+            if group not in tables and singles:  # computed from the batch, so it can be captured
                 tables[group] = decode_blocks(host.rows)
             elif group not in tables:
                 tables[group] = attention.paged_blocks(rows, group)
@@ -66,7 +67,7 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _decoding(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do as `_shared`, for rows with one token each."""
+        """Like `_shared`, for rows with one token each."""
         end, rows = host.decoding(first), host.rows
         if end == first:
             return None
@@ -85,7 +86,7 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _prompts(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do as `_shared`, for rows with many tokens each."""
+        """Like `_shared`, for rows with many tokens each."""
         table, size = host.rows.page_table.numpy(), self._shape.page_size
         begin, end = host.starts[first], first
         rows, places = [], []
@@ -99,7 +100,8 @@ class X86Attention(SdpaAttention):
             end += 1
         if end == first:
             return None
-        lay_out = cache(partial(attention.causal_layout, rows, places))  # of a group of heads
+        # by the number of query heads per key head
+        lay_out = cache(partial(attention.causal_layout, rows, places))
 
         def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
             q = q if q.stride(2) == 1 else q.contiguous()

@@ -1,7 +1,7 @@
-"""The functions of `layer.py` for bfloat16 on CPUs, one pass each: what PyTorch writes to memory
-between two operations stays in registers here. Knows tensors only.
+"""Fused layer operations in bfloat16 on CPUs. Each makes one pass over its input and keeps the
+intermediate values in registers, which PyTorch would write to memory.
 
-Imported only where it runs (`ops.X86Ops`).
+Imported only if used (`ops.X86Ops`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def compiled_rope_and_cache(
     *,
     across: bool,
 ) -> torch.Tensor:
-    """Do as `layer.rope_and_cache`. cos, sin: tables [T, R] from a rotation that is ready."""
+    """Compiled equivalent of `reference.layer.rope_and_cache`.
+
+    cos, sin: float32 [T, R], from `Rotation.ready`.
+    across: rotate pairs (i, i + R / 2) instead of (2 i, 2 i + 1).
+    """
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * kv_heads
     keys, values = cache.keys, cache.values
@@ -74,7 +78,9 @@ def _add_rms_norm(adds: bool, weight_bits: int) -> Kernel:
 def compiled_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do as `layer.add_rms_norm`. Without `delta`, return `x` and its norm."""
+    """Compiled equivalent of `reference.layer.add_rms_norm`. Without `delta`, return x and its
+    norm.
+    """
     kernel = _add_rms_norm(delta is not None, _bits_of(weight))
     return _normed(kernel, x, delta, (weight,), eps)
 
@@ -86,7 +92,7 @@ def _normed(
     parameters: tuple[torch.Tensor, ...],
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + delta and the same normalised. parameters: the norm's, by channel."""
+    """Return x + delta, and its norm. parameters: the norm's weight, and its bias if it has one."""
     assert x.is_contiguous() and all(parameter.is_contiguous() for parameter in parameters)
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     normed = torch.empty_like(x)
@@ -112,7 +118,7 @@ def _rope() -> Kernel:
 
 
 def compiled_rope(rotation: Rotation, x: torch.Tensor) -> None:
-    """Do as `rotary.rotate_` with halves, where `turns`."""
+    """Compiled equivalent of `reference.rotary.rotate_`, for pairs (i, i + R / 2) in bfloat16."""
     ready = rotation.ready()
     cos, sin = ready.cos.contiguous(), ready.sin.contiguous()
     tokens, heads, dim = x.shape
@@ -132,7 +138,9 @@ def compiled_layer_norm(
     bias: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do as `layer.add_layer_norm`. Without `delta`, return `x` and its norm."""
+    """Compiled equivalent of `reference.layer.add_layer_norm`. Without `delta`, return x and its
+    norm.
+    """
     return _normed(_layer_norm(delta is not None), x, delta, (weight, bias), eps)
 
 
@@ -156,7 +164,7 @@ def _gate_heads() -> Kernel:
 
 
 def compiled_gate_heads(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Do as `layer.gate_heads`."""
+    """Compiled equivalent of `reference.layer.gate_heads`."""
     assert x.is_contiguous() and gates.stride()[1:] == x.stride()[1:]
     out, size = torch.empty_like(x), x[0].numel()
     numbers = x.data_ptr(), gates.data_ptr(), out.data_ptr(), size, gates.stride(0)
@@ -170,7 +178,7 @@ def _gate() -> Kernel:
 
 
 def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """Do as `layer.gate` with SiLU."""
+    """Compiled equivalent of `reference.layer.gate` with SiLU."""
     assert gate_up.is_contiguous()
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype)
@@ -184,7 +192,7 @@ def _centre(patch: int) -> Kernel:
 
 
 def compiled_centre(frames: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """Do as `patchify.centre_patches` in bfloat16."""
+    """Compiled equivalent of `reference.patchify.centre_patches` in bfloat16."""
     assert frames.is_contiguous() and frames.shape[3] == 3
     count, height, width, _ = frames.shape
     bands, across = height // (merge * patch), width // (merge * patch)

@@ -1,5 +1,5 @@
-"""The instructions of `layer.py`'s kernels, compiled by Numba when a machine first asks for them
-(`kernel_object.py`). A function here returns a kernel's body for some sizes.
+"""Numba code of the kernels of `layer.py`, compiled at first use (`kernel_object.py`). Each
+function returns the body of a kernel for the given sizes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -33,13 +33,15 @@ def _same(value):
 
 
 WEIGHTS = (uint16_ptr, bf16_to_f32), (float32_ptr, _same)
-"""How norms' weights are read: in bfloat16, in float32."""
+"""How to read norm weights in bfloat16, and in float32: pointer type and conversion."""
 
 
 def rope_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
-    """Return the body for heads with `dim` values, where the first `turned` are turned.
+    """Return the body for heads of size `dim`, whose first `turned` values are rotated. A work item
+    is a token.
 
-    An item is a token. across: pairs are halves. norm_bits: of the norm's weights, or 0 without.
+    across: rotate pairs (i, i + turned / 2) instead of (2 i, 2 i + 1).
+    norm_bits: bits of the norm's weights, or 0 without a norm.
     """
     half, has_norm = turned // 2, norm_bits > 0
     numbers, widen = WEIGHTS[norm_bits == 32]
@@ -70,7 +72,7 @@ def rope_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
                     for d in range(dim):
                         squares += bf16_to_f32(qkv[at + d]) * bf16_to_f32(qkv[at + d])
                     root = np.float32(1) / math.sqrt(squares / np.float32(dim) + eps)
-                    for d in range(dim):  # rounded where the reference rounds: before the turn
+                    for d in range(dim):  # as the reference does, round before the rotation
                         qkv[at + d] = f32_to_bf16(
                             bf16_to_f32(qkv[at + d]) * root * widen(weight[head * dim + d])
                         )
@@ -89,7 +91,7 @@ def rope_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
 
 
 def add_rms_norm(adds: bool, weight_bits: int) -> Body:
-    """Return the kernel's body. An item is a row."""
+    """Return the kernel's body. A work item is a row."""
     numbers, widen = WEIGHTS[weight_bits == 32]
 
     def add_rms_norm(block):
@@ -123,7 +125,7 @@ def add_rms_norm(adds: bool, weight_bits: int) -> Body:
 
 
 def rope() -> Body:
-    """Return the kernel's body. An item is a token."""
+    """Return the kernel's body. A work item is a token."""
 
     def rope(block):
         x, cos, sin = uint16_ptr(block[2]), float32_ptr(block[3]), float32_ptr(block[4])
@@ -146,7 +148,7 @@ def rope() -> Body:
 
 
 def layer_norm(adds: bool) -> Body:
-    """Return the kernel's body. An item is a row."""
+    """Return the kernel's body. A work item is a row."""
 
     def layer_norm(block):
         x, delta, weight, bias, total, normed = (
@@ -185,7 +187,7 @@ def layer_norm(adds: bool) -> Body:
 
 
 def sigmoid_gate(most: int) -> Body:
-    """Return the kernel's body. An item is up to `most` values."""
+    """Return the kernel's body. A work item is up to `most` values."""
 
     def sigmoid_gate(block):
         values, out, count = uint16_ptr(block[2]), uint16_ptr(block[3]), block[4]
@@ -199,7 +201,7 @@ def sigmoid_gate(most: int) -> Body:
                 x = bf16_to_f32(values[i])
                 near = minimum(
                     maximum(x, np.float32(-100)), np.float32(100)
-                )  # else 0 times infinity
+                )  # without this, 0 times infinity could occur
                 power = exponential(-near * (first + third * near * near))
                 out[i] = f32_to_bf16(x / (np.float32(1) + power))
 
@@ -207,7 +209,7 @@ def sigmoid_gate(most: int) -> Body:
 
 
 def gate_heads() -> Body:
-    """Return the kernel's body. An item is a token."""
+    """Return the kernel's body. A work item is a token."""
 
     def gate_heads(block):
         x, gates, out, size, stride = (
@@ -223,7 +225,7 @@ def gate_heads() -> Body:
                 return
             for i in range(size):
                 power = exponential(-bf16_to_f32(gates[token * stride + i]))
-                # rounded as the reference does
+                # as the reference does, round the gate
                 share = bf16_to_f32(f32_to_bf16(np.float32(1) / (np.float32(1) + power)))
                 out[token * size + i] = f32_to_bf16(bf16_to_f32(x[token * size + i]) * share)
 
@@ -231,7 +233,7 @@ def gate_heads() -> Body:
 
 
 def gate(most: int) -> Body:
-    """Return the kernel's body. An item is up to `most` values from a row."""
+    """Return the kernel's body. A work item is up to `most` values of a row."""
 
     def gate(block):
         gate_up, out, size = uint16_ptr(block[2]), uint16_ptr(block[3]), block[4]
@@ -244,7 +246,7 @@ def gate(most: int) -> Body:
             left, to = row * 2 * size, row * size
             for i in range(start, minimum(start + most, size)):
                 x = bf16_to_f32(gate_up[left + i])
-                # rounded as the reference does
+                # as the reference does, round before the multiplication
                 gated = bf16_to_f32(f32_to_bf16(x / (np.float32(1) + exponential(-x))))
                 out[to + i] = f32_to_bf16(gated * bf16_to_f32(gate_up[left + size + i]))
 
@@ -252,7 +254,7 @@ def gate(most: int) -> Body:
 
 
 def centre(patch: int) -> Body:
-    """Return the kernel's body. An item is a row of merged tokens in a frame."""
+    """Return the kernel's body. A work item is a row of merged tokens in a frame."""
 
     def centre(block):
         image, out = uint8_ptr(block[2]), uint16_ptr(block[3])

@@ -32,7 +32,7 @@ class _BFloat16Type(ir.Type):
 
 V16BF16, V32BF16 = (ir.VectorType(_BFloat16Type(), count) for count in (LANES, 2 * LANES))
 CACHE_LINE_BYTES = 64
-"""Also the size of a 512-bit vector."""
+"""Size of a cache line, and of a 512-bit vector."""
 Value = Any
 """llvmlite has no type stubs."""
 
@@ -46,7 +46,7 @@ def splat(type_: Value, value: float) -> Value:
 
 
 class Loop:
-    """A loop of `count` iterations, at least one. Its body is what is emitted before `close`."""
+    """A loop of `count` iterations, at least one. Code emitted before `close` is its body."""
 
     def __init__(self, b: Value, count: Value, carried: Sequence[Value] = ()) -> None:
         """Open the loop.
@@ -64,8 +64,9 @@ class Loop:
             phi.add_incoming(value, before)
 
     def close(self, values: Sequence[Value] = ()) -> None:
-        """Close the loop. values: of the carried variables in the next iteration, and after the
-        loop.
+        """Close the loop.
+
+        values: the loop-carried variables at the end of an iteration.
         """
         b, after = self._b, self._b.append_basic_block()
         following = b.add(self.index, i64(1))
@@ -76,7 +77,7 @@ class Loop:
 
 
 def ptr_add(b: Value, pointer: Value, offset: Value | int) -> Value:
-    """Offset a pointer by bytes."""
+    """Add an offset in bytes to a pointer."""
     index = i64(offset) if isinstance(offset, int) else offset
     return b.gep(pointer, [index], source_etype=I8)
 
@@ -127,8 +128,9 @@ class WorkQueue:
     ) -> None:
         """Open the function.
 
-        fields: its arguments, 64 bits each; the first is the counter of claimed blocks. scratch:
-        sizes of stack buffers in bytes, multiples of a cache line.
+        fields: names of its arguments, 64 bits each; the first is the counter of claimed blocks.
+        pointers: the fields that are addresses; the others are integers.
+        scratch: sizes of stack buffers in bytes, multiples of a cache line.
         """
         self.function = ir.Function(module, ir.FunctionType(VOID, [PTR]), name)
         self.b = ir.IRBuilder(self.function.append_basic_block())
@@ -165,9 +167,9 @@ class WorkQueue:
         self.b.branch(self._loop)
 
     def switch(self, which: Value, cases: Sequence[Value]) -> list[Value]:
-        """Return basic blocks, one for each value of `which`, and the block after them.
+        """Emit a switch. Returns a basic block for each value of `which`, and the block after it.
 
-        Each must branch to the last one. The caller positions the builder.
+        The caller positions the builder in each block, and branches from it to the last one.
         """
         b = self.b
         end, never = b.append_basic_block(), b.append_basic_block()
@@ -181,10 +183,15 @@ class WorkQueue:
 
 
 class MaskedStore:
-    """Stores a panel's outputs in one of FORMATS, masked to the `remaining` ones."""
+    """Stores the outputs of a panel as a dtype of `vnni_call.FORMATS`, except for padding."""
 
     def __init__(self, module: Value, b: Value, kind: int, remaining: Value, vectors: int) -> None:
-        """Compute the masks. vectors: how many a panel has."""
+        """Emit the masks.
+
+        kind: index in FORMATS.
+        remaining: the matrix's outputs from this panel on; further lanes are padding.
+        vectors: the number of vectors in a panel.
+        """
         self._b, self._kind = b, kind
         type_ = (V16F32, V16I16, V16F16)[kind]
         name = ("f32", "i16", "f16")[kind]
@@ -203,7 +210,7 @@ class MaskedStore:
 
 
 def convert_f32(b: Value, kind: int, value: Value) -> Value:
-    """Convert float32 to one of FORMATS, rounding to nearest even."""
+    """Convert float32 to a dtype of `vnni_call.FORMATS`, rounding to nearest even."""
     if kind == 0:
         return value
     if kind == 2:

@@ -1,7 +1,7 @@
-"""The softmax of float32 scores to bfloat16 weights, in two passes over each row while a core's
-cache has it. Knows tensors only.
+"""Softmax of float32 scores to bfloat16 weights, in two passes over each row, while the row is in a
+core's cache.
 
-Imported only where it runs (`ops.X86Ops`).
+Imported only if used (`attention.softmax`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ def _weigh() -> Kernel:
 
 
 def softmax_to_bfloat16(scores: torch.Tensor) -> torch.Tensor:
-    """Return softmax(scores [R, K]) in bfloat16. Overwrites `scores`, float32.
+    """Return softmax(scores [R, K]) in bfloat16. Overwrites `scores`, which are float32.
 
-    What is -inf, or more than 87 below a row's largest, counts 1e-38 of it.
+    Scores that are -inf, or more than 87 below the maximum of their row, get 1e-38 times the weight
+    of the maximum.
     """
     rows, keys = scores.shape
     assert scores.is_contiguous()

@@ -1,6 +1,4 @@
-"""The instructions of `long_attention.py`'s kernel, compiled by Numba when a machine first asks for
-them (`kernel_object.py`).
-"""
+"""Numba code of the kernel of `long_attention.py`, compiled at first use (`kernel_object.py`)."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -13,7 +11,7 @@ from saccade.plugins.cpu.kernel_object import Body
 
 
 def weigh() -> Body:
-    """Return the kernel's body. An item is a row."""
+    """Return the kernel's body. A work item is a row."""
 
     def weigh(block):
         scores, tops, weights, keys = (

@@ -1,7 +1,7 @@
-"""Machine code that LLVM makes through llvmlite, from its own language, for this machine's
-processor: made when it is first asked for, then kept on disk, from where no LLVM is needed.
+"""Compiles LLVM IR for the host CPU through llvmlite, and links object files.
 
-Needs llvmlite to make it, which the extra `cpu` brings.
+Code is compiled at first use and then cached on disk. Loading cached code does not import llvmlite.
+Compiling needs llvmlite, which the extra `cpu` installs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from saccade.plugins.cpu import cpu_info, disk_cache
 from saccade.plugins.cpu.object_code import NotLoadable, load_code
 
 Function = Callable[[int], None]
-"""Takes the address of a call, of which it changes the first number."""
+"""Takes the address of its arguments. It changes the first, the counter of claimed work blocks."""
 
 
 def compiled(
     names: Sequence[str], code: str, agreed: Sequence[str] = (), *arguments: object
 ) -> Mapping[str, Function]:
-    """Compile assembly(the kind of machine, *arguments) of the file `code` with LLVM. Returns the
-    functions with these names.
+    """Compile the LLVM IR that a module generates, and return the functions with these names.
 
-    agreed: other modules that the assembly depends on, beside this one or by their whole names. The
-    file is imported only to compile: it may bring llvmlite.
+    code: a module of this package. Its `assembly(target triple, *arguments)` returns the IR. It is
+        imported only to compile, as it may import llvmlite.
+    agreed: other modules that the IR depends on: names within this package, or full names. If their
+        source changes, the code is compiled again.
     """
 
     def make() -> bytes:
@@ -49,7 +50,7 @@ def compiled(
 
 
 def link(code: bytes, names: Sequence[str]) -> Mapping[str, Function]:
-    """Return the functions with these names from an object file."""
+    """Load an object file, and return its functions with these names."""
     try:
         addresses = load_code(code, names)
     except NotLoadable:
@@ -70,12 +71,12 @@ def _link_by_llvm(code: bytes, names: Sequence[str]) -> dict[str, int]:
 
 @cache
 def describe_target() -> str:
-    """Return a key for the compiler and CPU that code is for, without running the compiler."""
+    """Return a cache key for the compiler and the host CPU, without importing the compiler."""
     return "\n".join((version("llvmlite"), platform.machine(), cpu_info.describe(), OMITTED))
 
 
 def _machine() -> Any:
-    """Return LLVM's view of this machine, a new one: an engine takes it over."""
+    """Return a new LLVM target machine for the host. An execution engine will own it."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -86,13 +87,13 @@ def _machine() -> Any:
 
 
 OMITTED = "-prefer-256-bit"
-"""LLVM would rather have halves of 512 bits on some processors."""
+"""CPU feature to disable: it makes LLVM split 512-bit vectors in halves on some CPUs."""
 _ENGINES: list[Any] = []
-"""What holds the memory of code that LLVM has linked: as long as the process."""
+"""Execution engines, which own the memory of the code they linked. They are never released."""
 
 
 def _source_text(name: str) -> str:
-    """Return a module's text. It is not imported: it may need a compiler."""
+    """Return a module's source without importing it, since it may import a compiler."""
     found = find_spec(name if "." in name else f"{__package__}.{name}")
     assert found is not None and found.origin is not None
     return Path(found.origin).read_text()

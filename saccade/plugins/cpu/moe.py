@@ -1,10 +1,10 @@
-"""Small-batch MoE in bfloat16 on CPUs, in two passes over the experts' weights: gate and up
-projections, then the summed down projection.
+"""Small-batch MoE in bfloat16 on CPUs, in two passes over the experts' weights: first the gate and
+up projections, then the summed down projection.
 
-A GEMM has an overhead of 14 us, and a step has hundreds for experts. These passes compute all of a
-layer at once, accumulating in float32.
+A GEMM has an overhead of 14 us, and a step would need hundreds of them for its experts. Each of
+these passes handles all experts of a layer in one call, and accumulates in float32.
 
-Imported only where needed (`ops.X86Ops`).
+Imported only if used (`ops.X86Ops`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def compiled_experts(
 ) -> torch.Tensor:
     """Sum SiLU-gated experts [T, H] for x [T, H], weighted by shares [T, K].
 
-    order: this rank's (token, expert) pairs, sorted by expert. runs: (expert, number of pairs).
+    order: indices into the flattened shares of this rank's (token, expert) pairs, sorted by expert.
+    runs: (expert, number of its pairs) in the same order.
+    places: the addresses of the experts' weights.
     """
     width = places.width
     hidden, top, count = x.shape[1], shares.shape[1], len(order)

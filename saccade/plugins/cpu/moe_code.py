@@ -1,5 +1,5 @@
-"""The instructions of `moe.py`'s kernels, compiled by Numba when a machine first asks for them
-(`kernel_object.py`). A function here returns a kernel's body for some sizes.
+"""Numba code of the kernels of `moe.py`, compiled at first use (`kernel_object.py`). Each function
+returns the body of a kernel.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -27,9 +27,11 @@ PREFETCH_BYTES = 8192
 
 @numba.njit(inline="always")
 def _add_panel(matrix, pairs, x, sources, out, targets, column, first, last):
-    """Add `panel @ x[sources[v] ...]` to `out[targets[v] + column ...]` for visits v.
+    """For each (token, expert) pair v from `first` to `last`, multiply a panel with the values of x
+    from sources[v] on, and add the PANEL results to out from targets[v] + column on.
 
-    A visit computes PANEL values. matrix: the panel's address.
+    matrix: the panel's address.
+    pairs: half the number of inputs.
     """
     panel = int32_ptr(matrix)
     for pair in range(0, pairs, 4):
@@ -58,7 +60,9 @@ def _add_panel(matrix, pairs, x, sources, out, targets, column, first, last):
 
 
 def gated() -> Body:
-    """Return the kernel's body. An item is a panel of an expert's gates and one of gated values."""
+    """Return the kernel's body. A work item is one panel of an expert's gate projection, and the
+    matching panel of its up projection.
+    """
 
     def gated(block):
         x, gates, ups, shares = (
@@ -99,7 +103,7 @@ def gated() -> Body:
 
 
 def down() -> Body:
-    """Return the kernel's body. An item is a panel, for all experts one after another."""
+    """Return the kernel's body. A work item is a panel of outputs, for all experts in order."""
 
     def down(block):
         gated, out = float32_ptr(block[2]), float32_ptr(block[3])

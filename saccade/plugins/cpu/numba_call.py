@@ -1,21 +1,20 @@
-"""The sizes that kernels which Numba compiles and their callers agree on. Owns no code."""
+"""Sizes shared by the kernels that Numba compiles and their callers."""
 
 from __future__ import annotations
 
 GATE_VALUES = 4096
-"""Values that one item of a gate's kernel makes (`layer.py`)."""
+"""Output values per work item of a gate kernel (`layer.py`)."""
 BLOCK_KEYS = 128
-"""Keys that are scored before their values are read: what is between stays in a core's cache
-(`paged.py`).
-"""
+"""Keys that are scored before their values are read, so that scores stay in cache (`paged.py`)."""
 CHANNELS = 256
-"""Channels of one item of a convolution's kernel (`delta.py`)."""
+"""Channels per work item of the convolution kernel (`delta.py`)."""
 COLUMNS = 32
-"""Columns of a state in one item of the delta rule, which fit into a core's L1 cache (`delta.py`).
-"""
+"""Columns of a state per work item of the delta rule, which fit in L1 (`delta.py`)."""
 NO_SLOT = -1
-"""The line of a row whose state is stored nowhere else (`delta.py`)."""
+"""The snapshot slot of a row whose state is not saved (`delta.py`)."""
 UNDECIDED = -1
-"""Stands for a token where rounding could decide, or where too many are likely (`sample.py`)."""
+"""Returned instead of a token if rounding could change it, or if too many tokens are likely
+(`sample.py`).
+"""
 BLOCK_TOKENS = 64
-"""Tokens that are passed over together where all are unlikely (`sample.py`)."""
+"""Tokens that are skipped together if all of them are unlikely (`sample.py`)."""

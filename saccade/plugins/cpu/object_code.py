@@ -1,8 +1,8 @@
-"""A loader for ELF object files, with the few relocation types that LLVM emits here. A process with
-cached code needs no LLVM, which takes 0.1 s to load.
+"""A loader for ELF object files that supports the few relocation types that LLVM emits for kernels.
+With it, a process that finds its code in the cache does not load LLVM, which takes 0.1 s.
 
-Loaded code is never freed. Format: the System V ABI, chapters on object files, and its AMD64
-supplement.
+Loaded code is never freed. The format is defined by the System V ABI, in the chapters on object
+files, and by its AMD64 supplement.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class _Symbol:
 
 
 def load_code(code: bytes, names: Sequence[str]) -> dict[str, int]:
-    """Load an object file until the process exits. Return the addresses of the named functions.
+    """Load an object file, which stays loaded until the process exits.
 
-    Raises NotLoadable.
+    Returns the addresses of the functions with these names. Raises NotLoadable.
     """
     sections = _sections(code)
     table = next(section for section in sections if section.kind == SHT_SYMTAB)
@@ -126,9 +126,9 @@ _LOADED: list[_Memory] = []
 def _load_sections(
     sections: Sequence[_Section], symbols: Sequence[_Symbol]
 ) -> tuple[_Memory, dict[int, int]]:
-    """Copy sections into memory. Return it, and the address of each section by index.
+    """Copy sections into memory. Returns the memory, and the address of each section by index.
 
-    A common symbol has its own memory, under -1 minus its index.
+    Also allocates memory for each common symbol, whose key is -1 minus the symbol's index.
     """
     allocations = [
         (index, section.size, section.align, bool(section.flags & SHF_WRITE))
@@ -157,7 +157,7 @@ def _load_sections(
 
 
 def _resolve(symbol: _Symbol, bases: dict[int, int], number: int) -> int | None:
-    """Return a symbol's address, or `None` if it is neither loaded nor in the process."""
+    """Return a symbol's address, or `None` if neither the file nor the process defines it."""
     if symbol.section == SHN_UNDEF:
         return _address_in_process(symbol.name)
     if symbol.section == SHN_ABS:

@@ -1,5 +1,5 @@
-"""What x86 processors run in bfloat16 by machine code of our own; all else by PyTorch. Imported
-where Numba is installed.
+"""Operations for x86 CPUs in bfloat16: compiled kernels where there are any, otherwise PyTorch.
+Imported only if Numba is installed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ else:
     moe = LazyModule("saccade.plugins.cpu.moe")
 
 MAX_SMALL_BATCH = 32
-"""So many rows and fewer read experts' matrices faster than they multiply them."""
+"""Maximum batch size for `moe.compiled_experts`. For larger ones, a GEMM per expert is faster."""
 BF16 = torch.bfloat16
 WEIGHTS = BF16, torch.float32
-"""Of norms: where a checkpoint holds them minus 1, they are kept in float32."""
+"""Dtypes of norm weights. Weights that a checkpoint stores minus 1 are kept in float32."""
 SIGMOIDS: dict[Activation, tuple[float, float]] = {
     "gelu_tanh": (SLOPE, 0.044715 * SLOPE),
     "quick_gelu": (1.702, 0.0),
 }
-"""Activations x * sigmoid(a x + b x^3): PyTorch makes several passes of each."""
+"""(a, b) of activations x * sigmoid(a x + b x^3). Each of them takes PyTorch several passes."""
 
 
 def _plain(*tensors: torch.Tensor) -> bool:
@@ -144,9 +144,9 @@ TOWERS: Mapping[str, TowerAttention] = {"sdpa": attend_segments}
 
 
 class X86Ops(QuantizedOps):
-    """Machine code of our own, for bfloat16 alone.
+    """Compiled operations for bfloat16.
 
-    What has another dtype, as some norms' weights and an 8-bit cache, is PyTorch's.
+    PyTorch handles tensors of other dtypes, such as an 8-bit KV cache.
     """
 
     name = "x86"
@@ -174,7 +174,7 @@ class X86Ops(QuantizedOps):
     gate = staticmethod(gate)
     gate_heads = staticmethod(compiled_gate_heads)
     rope_and_cache = staticmethod(rope_and_cache)
-    # Of models that remember in states, or have experts.
+    # For models with recurrent states or experts only.
     gated_rms_norm = later(lambda: delta.compiled_gated_rms_norm)
     state_rows = later(lambda: delta.SequentialRows.of)
     delta_gates = later(lambda: delta.compiled_delta_gates)

@@ -1,7 +1,7 @@
-"""Attention for tokens that decode, to keys and values on pages, on CPUs: each key and value is
-read once, in place, and converted in registers. Knows tensors only.
+"""Attention of decoding requests over KV pages on CPUs. Each key and value is read once, in place,
+and converted to float32 in registers.
 
-Imported only where it runs (`ops.X86Ops`).
+Imported only if used (`ops.X86Ops`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from saccade.plugins.cpu.numba_call import BLOCK_KEYS
 def decode_paged(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
 ) -> torch.Tensor:  # [R, Hq, D]
-    """Attend with q [R, Hq, D], one token per row, to its sequence's keys and values.
+    """Attend with q [R, Hq, D], one token per sequence, to the sequence's keys and values.
 
-    A row's bits depend only on its own sequence.
+    Results are batch-invariant.
     """
-    q = q.contiguous()  # gated attention interleaves them with gates
+    q = q.contiguous()  # gated attention interleaves queries with gates
     count, heads, dim = q.shape
     kv_heads = cache.keys.shape[1]
     tensors = (q, cache.keys, cache.values, rows.page_table, rows.lines, rows.kv_lengths)
@@ -33,7 +33,8 @@ def decode_paged(
     parts = _parts(count, kv_heads)
     _attend(dim, heads // kv_heads)(
         count * parts,
-        count * kv_heads * dim * BLOCK_KEYS,  # about: how long each is need not be known here
+        # an estimate, since the sequences' lengths are not read here
+        count * kv_heads * dim * BLOCK_KEYS,
         q.data_ptr(),
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
@@ -51,8 +52,8 @@ def decode_paged(
     return out
 
 
-def decode_blocks(rows: PagedRows) -> torch.Tensor:  # [R, BLOCK] int64
-    """Do as `attention.lay_out_few` for rows that have one token each, whatever the group."""
+def decode_blocks(rows: PagedRows) -> torch.Tensor:  # [R, BLOCK_FIELDS] int64
+    """Like `attention.paged_blocks`, for rows with one token each and any `group`."""
     count, width = len(rows.kv_lengths), rows.page_table.shape[1]
     blocks = torch.empty((count, len(BLOCK_FIELDS)), dtype=torch.int64)
     addresses = rows.lines.data_ptr(), rows.kv_lengths.data_ptr(), blocks.data_ptr()
@@ -61,7 +62,7 @@ def decode_blocks(rows: PagedRows) -> torch.Tensor:  # [R, BLOCK] int64
 
 
 def _parts(rows: int, kv_heads: int) -> int:
-    """Return how many parts a row's heads are dealt in, so that all threads have work."""
+    """Return the number of parts to split each row's heads into, so that all threads have work."""
     needed = -(-torch.get_num_threads() // rows)
     return min(
         (part for part in range(1, kv_heads + 1) if kv_heads % part == 0 and part >= needed),

@@ -1,6 +1,4 @@
-"""The instructions of `paged.py`'s kernel, compiled by Numba when a machine first asks for them
-(`kernel_object.py`).
-"""
+"""Numba code of the kernels of `paged.py`, compiled at first use (`kernel_object.py`)."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -28,16 +26,18 @@ from saccade.plugins.cpu.kernel_object import Body
 from saccade.plugins.cpu.numba_call import BLOCK_KEYS
 
 UNROLLED_TOKENS = 4
-"""Tokens whose values are added in one pass over a query's sum."""
+"""Number of tokens whose values are added in one pass over a query's sum."""
 PREFETCH_TOKENS = 8
-"""Tokens by which reading is ahead of work: a core left alone waits a third of the time."""
+"""Prefetch distance in tokens. Without prefetching, a core spends a third of the time waiting."""
 
 
 @numba.njit(inline="always")
 def _value_offset(pages, place):
-    """Return where a token's keys or values for a row's heads begin, counted in values.
+    """Return the offset of a token's keys or values for these heads, in values.
 
-    pages: (table, line, page size, values per slot, values before the first of these heads).
+    pages: (page table, offset of the sequence in it, page size, values per token, offset of the
+        first of these heads in a token's values).
+    place: the token's position in the sequence.
     """
     table, line, page, slot, base = pages
     return (np.int64(table[line + place // page]) * page + place % page) * slot + base
@@ -51,7 +51,7 @@ def _prefetch_values(address, values):
 
 @numba.njit(inline="always")
 def _score(work, spots, keys, address, pages, start, end, last, heads, group, dim):
-    """Score the keys [start, end), and put each query's largest score into the tops."""
+    """Compute scores of the keys [start, end), and update each query's maximum score (`tops`)."""
     query, _, scores, tops, _, _ = spots
     for place in range(start, end):
         _prefetch_values(
@@ -71,7 +71,9 @@ def _score(work, spots, keys, address, pages, start, end, last, heads, group, di
 
 @numba.njit(inline="always")
 def _weigh(work, spots, count, heads, dim):
-    """Turn scores into weights, beside those from the blocks before, whose tops were `before`."""
+    """Turn scores into weights, and rescale the sums of earlier blocks from the earlier maximum
+    (`before`) to the new one (`tops`).
+    """
     _, summed, scores, tops, before, masses = spots
     for index in range(heads):
         top = work[tops + index]
@@ -89,7 +91,7 @@ def _weigh(work, spots, count, heads, dim):
 
 @numba.njit(inline="always")
 def _sum(work, spots, values, address, pages, start, end, last, heads, group, dim):
-    """Add the values [start, end), by their weights, to each query's sum."""
+    """Add the weighted values [start, end) to each query's sum."""
     _, summed, scores, _, _, _ = spots
     whole = end - (end - start) % UNROLLED_TOKENS
     for place in range(start, whole, UNROLLED_TOKENS):
@@ -117,10 +119,11 @@ def _sum(work, spots, values, address, pages, start, end, last, heads, group, di
 
 
 def attend(dim: int, group: int) -> Body:
-    """Return the body for heads with `dim` values, `group` queries to a key head.
+    """Return the body for heads of size `dim`, with `group` query heads per key head. A work item
+    is a part of a row's heads.
 
-    An item is a part of a row's heads. Keys are taken in blocks. Each query's largest score so far,
-    its weights' mass and their sum of values are kept (Milakov & Gimelshein 2018, online softmax).
+    Processes keys in blocks with an online softmax (Milakov & Gimelshein 2018): each query has a
+    running maximum score, a total of weights, and a weighted sum of values.
     """
 
     def attend(block):
@@ -163,9 +166,8 @@ def attend(dim: int, group: int) -> Body:
 
 
 def decode_blocks() -> Body:
-    """Return the body that describes rows with one token each (`attention_call.BLOCK`).
-
-    An item is a row.
+    """Return the body that writes `attention_call.BLOCK_FIELDS` for rows with one token each. A
+    work item is a row.
     """
 
     def decode_blocks(block):

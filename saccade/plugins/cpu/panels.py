@@ -1,5 +1,5 @@
-"""What matrices in panels share: memory in large pages, which saves a core looking for pages, how
-much is packed at a time, and biases as long as whole panels.
+"""Helpers for matrices that are packed in panels: memory in huge pages, which causes fewer TLB
+misses; the number of panels to pack at a time; and biases padded to full panels.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import torch
 from torch.nn import functional as F
 
 HUGE_PAGE_BYTES = 1 << 21
-"""Bytes of a large page."""
 MAPPED_BYTES = 8 * HUGE_PAGE_BYTES
-"""Bytes that are asked for at a time, for small matrices that share large pages."""
+"""Size of a mapping that small matrices share."""
 CACHE_LINE_BYTES = 64
-"""Bytes at whose multiples a matrix begins."""
+"""Alignment of a matrix in bytes."""
 PACKED_VALUES = 1 << 24
-"""Values that are packed at a time."""
+"""Maximum number of values to pack at a time, which bounds temporary memory."""
 
 
 class LargePages:
-    """Memory of which small matrices take their parts one behind another.
+    """Allocates memory in huge pages. Small matrices share a mapping, one after another.
 
-    What was mapped goes back to the system with the last matrix in it, but for the newest of small
-    ones. A large matrix has memory of its own.
+    A mapping is released with its last matrix, except for the shared mapping in use for the next
+    small ones. A large matrix has a separate mapping.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,7 @@ class LargePages:
         self._lock = Lock()
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uint8 [size] from the start of a cache line on. Raises MemoryError."""
+        """Return uint8 [size], aligned to a cache line. Raises MemoryError."""
         if size > MAPPED_BYTES:
             return _map(size)
         with self._lock:
@@ -50,7 +49,7 @@ def _map(size: int) -> torch.Tensor:
         mapped = mmap.mmap(-1, size + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size} bytes for a matrix") from error
-    with suppress(OSError):  # a kernel without large pages
+    with suppress(OSError):  # a kernel without huge pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE_BYTES
@@ -61,20 +60,24 @@ _PAGES = LargePages()
 
 
 def empty_words(panels: int, lines: int, width: int) -> torch.Tensor:
-    """Allocate int32 [panels, lines, width] at the start of a cache line."""
-    _zeros(panels * width)  # made here: a recording would repeat it
+    """Allocate int32 [panels, lines, width], aligned to a cache line."""
+    # Create the cached zero bias now: within a capture, each replay would fill it again.
+    _zeros(panels * width)
     memory = _PAGES.take(panels * lines * width * 4)
     return memory.view(torch.int32).view(panels, lines, width)
 
 
 def portions_of(panels: int, values: int) -> list[tuple[int, int]]:
-    """Return (the first, how many) for the panels that are packed at a time. values: of a panel."""
+    """Return (first panel, number of panels) for each group of panels to pack at a time.
+
+    values: the number of values in a panel.
+    """
     count = max(1, PACKED_VALUES // max(1, values))
     return [(first, min(count, panels - first)) for first in range(0, panels, count)]
 
 
 def padded_bias(bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
-    """Return float32 [outputs]: the bias, if there is one, and zeros behind it."""
+    """Return float32 [outputs]: the bias padded with zeros, or zeros if there is none."""
     if bias is None:
         return _zeros(outputs)
     added = bias.float().contiguous()

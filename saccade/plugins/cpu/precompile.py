@@ -1,9 +1,9 @@
-"""Compiles kernels before a model asks for them, in a process beside the model's on a machine's
-first start: one process compiles on one core. `python -m saccade.plugins.cpu.precompile`, without
-PyTorch.
+"""Compiles kernels in a background process on the first start on a machine, while the worker
+compiles others, because a process compiles on one core only. The process runs
+`python -m saccade.plugins.cpu.precompile` and does not import PyTorch.
 
-Knows kernels that most models need, whose sizes are the same for all. A model's process begins with
-the first that it needs, so the last come first here.
+Compiles kernels that most models need, with sizes that do not depend on the model. Starts with
+those that a model uses last, since the worker compiles in the order of use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from saccade.plugins.cpu.kernel_object import describe, object_file
 from saccade.plugins.cpu.numba_call import GATE_VALUES
 
 MODULE = "saccade.plugins.cpu.precompile"
-"""This file, also where it is the program."""
+"""The name of this module. `__name__` is "__main__" when it runs as a program."""
 KERNELS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
     ("sample_code", "sample"),
     ("layer_code", "layer_norm", True),
@@ -38,24 +38,25 @@ KERNELS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
 
 
 def find_missing() -> list[tuple[str, str, *tuple[int, ...]]]:
-    """Return the kernels that are not cached, or none if caching is disabled."""
+    """Return the kernels that are not cached, or none if the cache cannot be written."""
     if not is_writable():
         return []
     return [kernel for kernel in KERNELS if not is_cached(file_name(describe(*kernel)))]
 
 
 def start_background() -> Callable[[], None]:
-    """Start the process if kernels are missing. Returns what ends it.
+    """Start the background process if kernels are missing. Returns a function that kills it.
 
-    It ends with the calling thread, too. Its files are whole or absent, whenever that is.
+    The process is also killed when the calling thread ends. It writes files atomically, so it can
+    be killed at any time.
     """
     if not find_missing():
         return lambda: None
-    # The worker compiles again what failed here, and reports the error.
+    # Errors are ignored: the worker compiles the same kernel later, and reports its error.
     quiet = subprocess.DEVNULL
     try:
         process = start_tied(MODULE, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet)
-    except OSError:  # no process may be added here: the worker compiles all
+    except OSError:  # the process cannot be started: the worker compiles all kernels
         return lambda: None
 
     def end() -> None:
@@ -66,7 +67,7 @@ def start_background() -> Callable[[], None]:
 
 
 def main() -> None:
-    """Compile what is missing."""
+    """Compile the kernels that are not cached."""
     for kernel in find_missing():
         object_file(*kernel)
 

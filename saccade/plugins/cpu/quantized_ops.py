@@ -1,6 +1,5 @@
-"""Operations on x86 processors for any dtype: products of 4- and 8-bit matrices by machine code of
-our own, all else by PyTorch. `vnni_layout.py` has the code's callers, imported with the first such
-matrix.
+"""Operations for x86 CPUs in any dtype: compiled GEMMs with 4- and 8-bit weights, and PyTorch for
+everything else. The first such matrix imports `vnni_layout.py`, which calls the kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def prepack_int4(matrix: Int4Matrix) -> Matrix:
 
 
 class QuantizedOps(Ops):
-    """PyTorch's operations, with machine code for matrices in few bits."""
+    """PyTorch's operations, with compiled GEMMs for 4- and 8-bit weights."""
 
     @property
     def takes_int4(self) -> bool:

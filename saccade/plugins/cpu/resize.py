@@ -1,8 +1,8 @@
-"""Machine code that resizes images of RGB bytes on x86 processors with AVX2: LLVM makes it from
-`resize_code.py` when it is first asked for (`machine_code.py`).
+"""Resizes 8-bit RGB images on x86 CPUs with AVX2 or AVX-512. LLVM compiles `resize_code.py` at
+first use (`machine_code.py`).
 
-Owns how it is called. Knows no filters: weights are the caller's. Imports no PyTorch, for image
-workers have none. Needs llvmlite, which the extra `cpu` brings.
+The caller provides the weights of the filter (`antialias.py`). Does not import PyTorch, as image
+workers run without it. Needs llvmlite, which the extra `cpu` installs.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from saccade.plugins.cpu.resize_call import HEIGHT, NAMES, TAPS, WIDTH, Call
 
 Pixels = npt.NDArray[np.uint8]
 PIXEL = 3
-"""Bytes of a pixel."""
+"""Size of a pixel in bytes."""
 WIDE = (64, "avx512bw"), (32, "avx2")
-"""Bytes of a vector, and the instructions for these."""
+"""Size of a vector in bytes, and the CPU feature that it needs. The first supported one is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AxisWeights:
-    """How source pixels are weighed along one side of an image."""
+    """Weights of source pixels along one axis of an image, in fixed point."""
 
-    first: npt.NDArray[np.int64]  # the first source pixel for each target pixel, int64
-    values: npt.NDArray[np.int16]  # int16 [target pixels, taps], of these and the pixels behind
-    shift: int  # a sum has so many bits behind the point
+    first: npt.NDArray[np.int64]  # [target pixels]: index of the first source pixel of each
+    values: npt.NDArray[np.int16]  # [target pixels, taps]: weights of consecutive source pixels
+    shift: int  # number of fractional bits of a weight
 
 
 @cache
 def vector_bytes() -> int:
-    """Return the bytes of this processor's vectors, or 0 if it has none that suit."""
+    """Return the size of the CPU's vectors in bytes, or 0 if resizing is not supported here."""
     if platform.machine() != "x86_64" or find_spec("llvmlite") is None:
         return 0
     return next((size for size, name in WIDE if name in cpu_info.flags()), 0)
@@ -47,12 +47,15 @@ def vector_bytes() -> int:
 
 @cache
 def functions() -> Mapping[str, Function]:
-    """Return the functions by name. Made once a process, and kept on disk."""
+    """Return the compiled functions by name. The code is cached on disk."""
     return compiled(NAMES, "resize_code", ("resize_call", "llvm"), vector_bytes())
 
 
 def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
-    """Write `source` with another width to `target`, both [height, width, 3]."""
+    """Resize the width of `source` to that of `target`, and write the result there.
+
+    Both are [height, width, 3].
+    """
     taps = weights.values.shape[1]
     assert taps % TAPS[WIDTH] == 0
     if source.shape[1] < taps:
@@ -61,7 +64,10 @@ def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
 
 
 def resize_height(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
-    """Write `source` with another height to `target`, both [height, width, 3]."""
+    """Resize the height of `source` to that of `target`, and write the result there.
+
+    Both are [height, width, 3].
+    """
     taps, (height, width, _) = weights.values.shape[1], source.shape
     assert taps % TAPS[HEIGHT] == 0
     least = -(-vector_bytes() // PIXEL)
@@ -104,7 +110,7 @@ def _back_to_back(pixels: Pixels) -> bool:
 
 
 def _padded(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Return the pixels in the corner of a black image."""
+    """Return the image padded with black at the bottom and at the right."""
     image = np.zeros((*size, PIXEL), np.uint8)
     image[: pixels.shape[0], : pixels.shape[1]] = pixels
     return image

@@ -1,4 +1,4 @@
-"""What the machine code that resizes images is called with. Owns no code."""
+"""Arguments and block sizes shared by the resizing functions and their callers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import ctypes
 
 WIDTH, HEIGHT = "resize_width", "resize_height"
 NAMES = (WIDTH, HEIGHT)
-"""The functions: pixels of each row become fewer or more, and then rows."""
+"""Names of the functions."""
 ROWS = 4
-"""Rows whose width is resized at a time."""
+"""Number of rows that `resize_width` processes at a time."""
 TAPS = {WIDTH: 4, HEIGHT: 2}
-"""Source pixels, or rows, that are weighed at a time."""
+"""Number of source pixels, or rows, per loop iteration. The number of weights is a multiple."""
 FIELDS = (
     "source",  # RGB bytes
-    "source_stride",  # bytes from a row to the next
+    "source_stride",  # row stride in bytes
     "target",
     "target_stride",
-    "rows",  # of the target
-    "columns",  # of the target: pixels by `resize_width`, bytes by `resize_height`
-    "first",  # int64 for each pixel or row of the target: the first of the source that it weighs
+    "rows",  # number of rows of the target
+    "columns",  # width of the target: in pixels for `resize_width`, in bytes for `resize_height`
+    "first",  # int64 [pixels or rows of the target]: index of the first source pixel or row
     "weights",  # int16 [pixels or rows of the target, taps]
     "taps",
-    "shift",  # sums have so many bits behind the point
+    "shift",  # number of fractional bits of a weight
 )
 POINTERS = frozenset(["source", "target", "first", "weights"])
 Call = ctypes.c_int64 * len(FIELDS)

@@ -1,7 +1,7 @@
-"""Code generation for resizing RGB images, with llvmlite.
+"""LLVM IR for resizing RGB images.
 
-Each value is a sum of bytes times 16-bit weights, exact in 32 bits, so its order is free. Owns that
-order. Imported only to compile, where llvmlite is installed.
+Each value is a sum of bytes times 16-bit weights. Sums are exact in 32 bits, so their order does
+not matter. Imported only to compile, where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from saccade.plugins.cpu.llvm import (
 from saccade.plugins.cpu.resize_call import FIELDS, HEIGHT, POINTERS, ROWS, WIDTH
 
 CELL = 16
-"""Bytes that instructions shuffle, unpack and pack among themselves."""
+"""Size in bytes of a 128-bit part of a vector. AVX instructions shuffle and pack within such parts.
+"""
 PIXEL = 3
 
 
 def assembly(triple: str, wide: int) -> str:
-    """Return LLVM's own text for both functions. wide: bytes of the processor's vectors."""
+    """Return LLVM IR for both functions. wide: size of a vector in bytes, 32 or 64."""
     module = ir.Module()
     module.triple = triple
     _resize_width(module, Vectors(module, wide))
@@ -44,7 +45,7 @@ def assembly(triple: str, wide: int) -> str:
 
 
 class Vectors:
-    """The processor's instructions for vectors of `wide` bytes."""
+    """Emits instructions for vectors of `wide` bytes."""
 
     def __init__(self, module: Value, wide: int) -> None:
         kinds = I8, I16, I32
@@ -63,12 +64,15 @@ class Vectors:
         )
 
     def weighed(self, b: Value, pairs: Value, weights: Value, sums: Value) -> Value:
-        """Return sums + each pair of shorts by its weights."""
+        """Return sums plus, for each pair of 16-bit values, their weighted sum (`pmaddwd`)."""
         shorts = [b.bitcast(each, self.shorts) for each in (pairs, weights)]
         return b.add(sums, b.call(self._multiply, shorts))
 
     def pick(self, b: Value, one: Value, other: Value, places: Sequence[int]) -> Value:
-        """Return, in each cell, bytes of the same cell: from `one`, from 16 on `other`."""
+        """Shuffle bytes within each cell.
+
+        places: for each byte, its source: 0 to 15 is a byte of `one`, 16 to 31 one of `other`.
+        """
         mask = [
             cell + each if each < CELL else self.wide + cell + each - CELL
             for cell in range(0, self.wide, CELL)
@@ -77,13 +81,13 @@ class Vectors:
         return b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, self.wide), mask))
 
     def rounded(self, b: Value, sums: Sequence[Value], shift: Value) -> Value:
-        """Return four vectors of sums as bytes, from 0 to 255."""
+        """Shift four vectors of sums right, and pack them as bytes, clamped to 0 to 255."""
         whole = [b.ashr(sum_, shift) for sum_ in sums]
         halves = [b.call(self._to_shorts, whole[at : at + 2]) for at in (0, 2)]
         return b.call(self._to_bytes, halves)
 
     def repeated(self, b: Value, value: Value) -> Value:
-        """Return a 32-bit value in all places."""
+        """Broadcast a 32-bit value to all lanes."""
         nothing = ir.Constant(self.sums, ir.Undefined)
         first = b.insert_element(nothing, value, ir.Constant(I32, 0))
         zeros = ir.Constant(ir.VectorType(I32, self.sums.count), [0] * self.sums.count)
@@ -95,7 +99,7 @@ class Vectors:
 
 
 def _begin(module: Value, name: str) -> tuple[Value, dict[str, Value]]:
-    """Begin a function. Returns where its instructions go, and what it is called with."""
+    """Start a function. Returns its builder, and its arguments by name."""
     function = ir.Function(module, ir.FunctionType(VOID, [PTR]), name)
     b = ir.IRBuilder(function.append_basic_block())
     said = {
@@ -106,14 +110,14 @@ def _begin(module: Value, name: str) -> tuple[Value, dict[str, Value]]:
 
 
 def _half(b: Value, vectors: Vectors, said: dict[str, Value]) -> tuple[Value, Value]:
-    """Return the shift for all sums, and the half with which they begin."""
+    """Return vectors of the shift, and of 0.5 in fixed point, which rounds a sum to nearest."""
     shift = b.trunc(said["shift"], I32)
     half = b.shl(ir.Constant(I32, 1), b.sub(shift, ir.Constant(I32, 1)))
     return vectors.repeated(b, shift), vectors.repeated(b, half)
 
 
 def _resize_width(module: Value, vectors: Vectors) -> None:
-    """Resize the width of ROWS rows at a time, each in a cell of its own."""
+    """Emit `resize_width`. It processes ROWS rows at a time, each in its own cell of a vector."""
     b, said = _begin(module, WIDTH)
     shift, half = _half(b, vectors, said)
     in_vector = vectors.wide // CELL
@@ -121,7 +125,7 @@ def _resize_width(module: Value, vectors: Vectors) -> None:
     block = Loop(b, blocks)
     last = b.sub(said["rows"], i64(1))
     sources, targets = [], []
-    for row in range(ROWS):  # the last block may have the last row more than once
+    for row in range(ROWS):  # the last block may repeat the last row
         at = b.add(mul(b, block.index, ROWS), i64(row))
         at = b.select(b.icmp_signed("<", at, last), at, last)
         sources.append(ptr_add(b, said["source"], b.mul(at, said["source_stride"])))
@@ -158,7 +162,7 @@ def _resize_width(module: Value, vectors: Vectors) -> None:
 
 
 def _four_pixels(module: Value, b: Value, source: Value) -> Value:
-    """Load 12 bytes, and none behind them."""
+    """Load four pixels, without reading beyond them."""
     four, bits = ir.VectorType(I32, 4), ir.VectorType(I1, 4)
     part = declare_intrinsic(module, "llvm.masked.load.v4i32.p0", four, PTR, I32, bits, four)
     nothing = ir.Constant(four, [0] * 4)
@@ -166,7 +170,7 @@ def _four_pixels(module: Value, b: Value, source: Value) -> Value:
 
 
 def _beside(b: Value, vectors: Vectors, parts: list[Value]) -> Value:
-    """Return one vector of bytes from several."""
+    """Concatenate several vectors to one vector of bytes."""
     while len(parts) > 1:
         count = 2 * parts[0].type.count
         order = ir.Constant(ir.VectorType(I32, count), list(range(count)))
@@ -175,16 +179,18 @@ def _beside(b: Value, vectors: Vectors, parts: list[Value]) -> Value:
 
 
 def _colours(b: Value, vectors: Vectors, pixels: Value, first: int) -> Value:
-    """Return two neighbouring pixels as pairs of shorts, a pair for each colour."""
+    """Return two adjacent pixels as pairs of 16-bit values, one pair for each colour."""
     here, there = PIXEL * first, PIXEL * (first + 1)
     places: list[int] = []
     for colour in range(PIXEL):
-        places += [here + colour, CELL, there + colour, CELL]  # CELL: the first of zeros
+        places += [here + colour, CELL, there + colour, CELL]  # CELL is a zero byte
     return vectors.pick(b, pixels, vectors.zeros, [*places, *[CELL] * 4])
 
 
 def _resize_height(module: Value, vectors: Vectors) -> None:
-    """Resize the height, a vector of bytes at a time. The last one may begin before its place."""
+    """Emit `resize_height`. It processes a vector of bytes at a time. The last vector of a row may
+    overlap the one before.
+    """
     b, said = _begin(module, HEIGHT)
     shift, half = _half(b, vectors, said)
     wide = i64(vectors.wide)
@@ -213,6 +219,6 @@ def _resize_height(module: Value, vectors: Vectors) -> None:
 
 
 def _interleaved(b: Value, vectors: Vectors, one: Value, other: Value | None, begin: int) -> Value:
-    """Return half of the bytes of each cell, each followed by the other's, or by 0."""
+    """Interleave 8 bytes of each cell, from `begin` on, with those of `other`, or with zeros."""
     places = [at for byte in range(begin, begin + 8) for at in (byte, CELL + byte)]
     return vectors.pick(b, one, vectors.zeros if other is None else other, places)

@@ -1,5 +1,5 @@
-"""Sampling for small batches in JIT code, without a sort: bounds are found among weights by
-bisection. Where rounding could decide, PyTorch samples, as in `reference/sample.py`.
+"""Compiled sampling for small batches. It finds the bounds of top-k, top-p and min-p by bisection
+instead of sorting. If rounding could change the token, PyTorch samples it (`reference/sample.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from saccade.plugins.cpu.numba_call import UNDECIDED
 
 
 def compiled_sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Do as `reference.sample.sample`."""
+    """Compiled equivalent of `reference.sample.sample`."""
     return sample_with(sample_row, logits, rows)
 
 
 def sample_row(logits: torch.Tensor, columns: Columns, point: float) -> int | None:
-    """Do as `reference.sample.sample_row`."""
+    """Compiled equivalent of `reference.sample.sample_row`."""
     vocab = len(logits)
     factor, limit, share, floor = columns
     weights, kept, token = _scratch(vocab)

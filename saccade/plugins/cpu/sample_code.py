@@ -1,5 +1,7 @@
-"""The instructions of `sample.py`'s kernel, compiled by Numba when a machine first asks for them
-(`kernel_object.py`).
+"""Numba code of the kernel of `sample.py`, compiled at first use (`kernel_object.py`).
+
+A token's weight is a float between 0 and 1, and its pattern is the bits of the weight as an
+integer. Patterns have the same order as weights.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -23,14 +25,18 @@ from saccade.plugins.cpu.kernel_object import Body
 from saccade.plugins.cpu.numba_call import BLOCK_TOKENS, UNDECIDED
 
 ABOVE_ONE = 0x3F800001
-"""A pattern above 1.0's, which no weight has. Larger positive numbers have larger patterns."""
+"""The pattern after that of 1.0, which exceeds the pattern of every weight."""
 LIMIT, SHARE, DRAW = range(3)
-"""What bounds the tokens, each from a pattern on, and last the sampled one."""
+"""Stages: LIMIT (top-k) and SHARE (top-p) raise the minimum pattern of the candidates. DRAW finds
+the pattern of the sampled token.
+"""
 
 
 @numba.njit(inline="always")
 def _largest(patterns, count):
-    """Return the largest of some numbers: patterns with the signs of integers have their order."""
+    """Return the maximum of `count` floats, given their bits. Flipping all but the sign bit of
+    negative floats gives integers in the same order.
+    """
     most = np.int64(-(1 << 31))
     for at in range(count):
         pattern = patterns[at]
@@ -41,8 +47,8 @@ def _largest(patterns, count):
 
 @numba.njit(inline="always")
 def _around(weights, patterns, count, least):
-    """Return the mass of the tokens with at least this pattern, and how many there are. Then both
-    for those with a larger one.
+    """Return the total weight and number of tokens whose pattern is at least `least`, and then both
+    for those whose pattern is larger.
     """
     mass, many, before, ahead = np.float64(0), np.int64(0), np.float64(0), np.int64(0)
     for at in range(count):
@@ -58,8 +64,8 @@ def _around(weights, patterns, count, least):
 
 @numba.njit(inline="always")
 def _about(weights, patterns, count, least):
-    """Return the mass from this pattern on, and how many, in float32: whoever asks looks again at
-    what it finds.
+    """Return the total weight and number of tokens whose pattern is at least `least`, in float32.
+    The caller checks the result with `_around`, which is more precise.
     """
     mass, many = np.float32(0), np.float32(0)
     bound = np.int32(least)
@@ -72,8 +78,8 @@ def _about(weights, patterns, count, least):
 
 @numba.njit(inline="always")
 def _reach(weights, patterns, count, target, limit):
-    """Return the largest pattern from which on there is more mass than `target`, and `limit` tokens
-    or more.
+    """Return the largest pattern for which the tokens with at least this pattern have a total
+    weight above `target`, and number at least `limit`.
     """
     low, high = np.int64(0), np.int64(ABOVE_ONE)
     while high - low > 1:
@@ -88,7 +94,7 @@ def _reach(weights, patterns, count, target, limit):
 
 @numba.njit(inline="always")
 def _find(patterns, vocab, wanted, out):
-    """Write the place of the last pattern that is `wanted`."""
+    """Write the index of the last pattern that equals `wanted` to out[0]."""
     for first in range(0, vocab, BLOCK_TOKENS):
         end = minimum(first + BLOCK_TOKENS, vocab)
         equal = np.float32(0)
@@ -100,7 +106,7 @@ def _find(patterns, vocab, wanted, out):
 
 
 def sample() -> Body:
-    """Return the body that draws one token of a row, or leaves it UNDECIDED."""
+    """Return the body that samples one row's token, or writes UNDECIDED."""
 
     def sample(block):
         logits, weights, patterns = (
@@ -120,7 +126,7 @@ def sample() -> Body:
         while next_item(block) < block[1]:
             out[0] = UNDECIDED
             largest = _largest(int32_ptr(block[2]), vocab) / factor
-            # for a large vocabulary, only the likely tokens are compared, if they decide
+            # of a large vocabulary, keep the likely tokens only
             total, count = np.float64(0), np.int64(0)
             least_kept = np.float32(0) if vocab <= room else unlikely
             for first in range(0, vocab, BLOCK_TOKENS):
@@ -142,7 +148,7 @@ def sample() -> Body:
                             count += 1
             if count > room:
                 continue
-            # the candidates: tokens from a pattern on
+            # candidates are the tokens with at least this pattern
             least = np.int64(0)
             if floor > 0:
                 near, many, likely = np.int64(0), np.int64(0), np.float64(0)

@@ -1,8 +1,8 @@
-"""What start-up finds out about a network on this machine, and the kernels that it compiles
-meanwhile. Both are kept on disk, so the next start of the same reads one small file.
+"""Measures at start-up whether a network is batch-invariant on this machine, and compiles its
+kernels. Both results are cached on disk, so the next start reads one small file instead.
 
-Owns the words that say what "the same" is: the machine, every version, this package's source, the
-checkpoint's files, and what decides the shapes of steps. Whatever differs is found out again.
+The cache key covers the CPU, all versions, this package's source, the checkpoint's files, and the
+options that determine the shapes of steps. If any of these changes, start-up measures again.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from saccade.runtime.batch import Frame
 from saccade.runtime.start import TRIAL_TOKENS, Origin, Start
 
 SETTINGS = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "NUMBA_", "OMP_", "ONEDNN_")
-"""Beginnings of the names of settings that choose how numbers are computed."""
+"""Prefixes of environment variables that may change how results are computed."""
 TRIAL_PAGES = 1 + TRIAL_TOKENS
-"""KV pages past which measuring uses no more."""
+"""Maximum number of KV pages that the measurement uses."""
 CPU_FIELDS = (*IDENTITY, "microcode", "cache size")
-"""What /proc/cpuinfo says of what a processor can do."""
+"""Fields of /proc/cpuinfo that may affect results."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """What is kept of a start. `kernels`: names of the files with the code that it needed."""
+    """The cached results of a start-up."""
 
-    batch_invariant: bool
-    kernels: tuple[str, ...]
+    batch_invariant: bool  # as in `messages.Started`
+    kernels: tuple[str, ...]  # names of the cached files with the kernels that it used
 
 
 def prepare(start: Start) -> tuple[bool, str]:
@@ -60,10 +60,10 @@ def _measure(start: Start) -> bool:
 
 @torch.inference_mode()
 def warm_up_kernels(start: Start) -> None:
-    """Run one row of padding through the network, draw a token, and encode two small images. Every
-    rank takes part.
+    """Run one padding token through the network, sample a token, and encode two small images.
 
-    That is enough on CPUs, which compile the same code for any number of rows.
+    This compiles all kernels, as they are the same for any batch size on a CPU. All ranks must call
+    this together.
     """
     net, attention, batcher = start.net, start.attention, start.batcher
     batch = batcher.idle(Frame.decode(1))
@@ -77,11 +77,12 @@ def warm_up_kernels(start: Start) -> None:
 
 
 def load_or_measure(words: str, find_out: Callable[[], bool]) -> tuple[bool, str]:
-    """Return whether rows are exact, as `messages.Begun` means it, and what was done to know it.
+    """Return whether results are batch-invariant, as in `messages.Started`, and a description of
+    how this was determined.
 
-    Takes both from the last start with the same words, if its kernels are all still there.
-    Otherwise calls `find_out`, which compiles every kernel. Without a key, the result is not
-    cached.
+    Uses the cached result of the last start with the key `words`, if all of its kernels are still
+    cached. Otherwise calls `find_out`, which compiles every kernel. The result is not cached if
+    `words` is empty.
     """
     if words and (found := _read(words)) is not None:
         return found.batch_invariant, f"{_count(found.kernels)} and exact rows kept from last start"
@@ -109,9 +110,9 @@ def _read(words: str) -> StartupInfo | None:
 
 
 def describe_network(origin: Origin) -> str:
-    """Return words that differ whenever another network, or another way to compute it, is meant.
+    """Return a cache key that covers the network, and everything that affects how it is computed.
 
-    Returns "" for several ranks, which measure together.
+    Returns "" for several ranks: they measure together, so one of them cannot skip it.
     """
     load, folder = origin.load, origin.folder
     if load.parallel.ranks > 1:
@@ -128,14 +129,16 @@ def describe_network(origin: Origin) -> str:
 
 
 def describe_steps(config: EngineConfig) -> str:
-    """Return words for what decides the shapes of steps, and how they are computed."""
+    """Return a cache key for the options that determine the shapes of steps, and how steps are
+    computed.
+    """
     shapes = config.dtype, config.max_running, config.chunk_tokens, config.context_length
     kept = config.page_size, min(TRIAL_PAGES, config.kv_pages), config.kv.dtype, config.kv.scales
     return repr((*shapes, *kept, config.kv.attention, config.encoder))
 
 
 def source_digest() -> str:
-    """Return a digest over this package's source."""
+    """Return a digest of the source of all of Saccade."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -143,7 +146,7 @@ def source_digest() -> str:
 
 
 def _describe_cpu() -> str:
-    """Return the processor's name, stepping, microcode and flags, and what PyTorch uses of them."""
+    """Return the CPU's model, stepping, microcode and flags, and the features that PyTorch uses."""
     used = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), platform.machine()
     said = {name: first_processor().get(name, "") for name in CPU_FIELDS}
     return repr((used, said))

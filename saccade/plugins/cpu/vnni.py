@@ -18,16 +18,18 @@ DEPENDENCIES = (
     *("saccade.kernels.reference.int8", "saccade.kernels.reference.hadamard"),
     *("vnni_call", "llvm"),
 )
-"""Modules whose source the code depends on."""
+"""Modules that the kernels' code depends on. It is compiled again if their source changes."""
 
 
 @cache
 def function(name: str) -> Function:
-    """Return a function of `vnni_call.py`, compiled at first use and cached on disk."""
+    """Return a function that `vnni_call.py` names, compiled at first use and cached on disk."""
+    # Compile both together: the warm-up batch is too small for AMX, so without this, the first
+    # prompt would wait for the compiler.
     pair = (
         "product_8",
         TILED,
-    )  # warm-up is too small a batch for AMX, so the first prompt would wait
+    )
     together = name in pair and has_amx("amx-int8")
     return _functions(pair if together else (name,))[name]
 
@@ -40,7 +42,8 @@ def _functions(names: Sequence[str]) -> Mapping[str, Function]:
 def run(name: str, call: Mapping[str, int], blocks: int) -> None:
     """Run a function on PyTorch's threads.
 
-    call: FIELDS without `next`; missing ones are 0. blocks: of work.
+    call: its arguments by name in FIELDS, except `next`. Missing ones are 0.
+    blocks: the number of work blocks.
     """
     values = Call(0, *(call.get(field, 0) for field in FIELDS[1:]))
     run_on_threads(function(name), values, blocks)

@@ -7,18 +7,18 @@ import ctypes
 from saccade.kernels.reference.hadamard import BLOCKS
 
 LANES = 16
-"""32-bit lanes of a 512-bit vector."""
+"""Number of 32-bit lanes in a 512-bit vector."""
 PANEL_VECTORS = 2
-"""Vectors of outputs in a panel."""
+"""Number of vectors of outputs in a panel."""
 ROWS = 12
-"""Rows that are multiplied at a time, at most: WIDE * ROWS sums fit a processor's 32 registers."""
+"""Maximum rows per step: PANEL_VECTORS * ROWS accumulators fit in the 32 vector registers."""
 TILE_ROWS = 32
-"""Rows that AMX multiplies at a time: two tiles of them by two of outputs."""
+"""Rows per step with AMX: two tiles of rows, times two tiles of outputs."""
 TILE_INPUTS = 64
-"""Inputs of a tile: by AMX, inputs divide by them."""
+"""Inputs of a tile. With AMX, the number of inputs is a multiple."""
 TILE_PANELS = 4
-"""Panels of outputs that AMX multiplies with the same rows in turn: rows are read that much less
-often, and panels of 4,096 inputs still fit a core's second cache.
+"""Panels that AMX multiplies with the same rows, one after another. Rows are then read less often,
+and panels with 4,096 inputs still fit in L2.
 """
 ZERO = 128
 """Zero point of int8 weights, stored as unsigned bytes."""
@@ -41,22 +41,24 @@ FIELDS = (
     "outputs",
     "groups",
     "steps",  # iterations of the innermost loop per group
-    "tiles",  # how many times rows are multiplied together: each time `base`
-    "base",
-    "extra",  # how many tiles have one row more
-    "format",  # of the source, or of the result
+    "tiles",  # number of tiles: rows that are multiplied together
+    "base",  # rows per tile
+    "extra",  # the first `extra` tiles have `base` + 1 rows
+    "format",  # index in FORMATS, of the source's dtype or of the result's
     "unit",  # the bits of a float32 by which row_scales are multiplied
-    "source",  # rows as they come, [T, inputs]
+    "source",  # unquantized rows [T, inputs]
     "words",
     "scales",
     "zeros",
-    "rows",  # quantised: of each tile int8 [inputs / 4, its rows, 4]
-    "row_scales",  # of each tile float32 [groups, its rows]
-    "sums",  # of each tile int32 [groups, its rows]: minus the sum of the row's numbers
+    "rows",  # quantized rows: for each tile, int8 [inputs / 4, rows of the tile, 4]
+    "row_scales",  # for each tile, float32 [groups, rows of the tile]
+    # for each tile, int32 [groups, rows of the tile]: the sum of the row's values, times -1 for
+    # int4 weights, or times -ZERO for int8 weights
+    "sums",
     "result",  # [T, outputs]
-    "bias",  # float32 [outputs], to whole panels
-    "tile_setting",  # of AMX
+    "bias",  # float32 [outputs], padded to full panels
+    "tile_setting",  # AMX tile configuration
 )
-"""Arguments of a function: 64-bit integers, from `source` on addresses."""
+"""Arguments of a function. All are 64-bit integers; those from `source` on are addresses."""
 POINTERS = frozenset(FIELDS[FIELDS.index("source") :])
 Call = ctypes.c_int64 * len(FIELDS)

@@ -1,8 +1,6 @@
-"""Code generation for matmuls with 4- and 8-bit matrices on x86 CPUs with AVX512-VNNI,
-with llvmlite.
+"""LLVM IR for GEMMs with 4- and 8-bit weights on x86 CPUs with AVX512-VNNI.
 
-Owns the order in which numbers are loaded, multiplied and added. Leaves tensors to
-`vnni_layout.py`, which lays them out. Imported only to compile, where llvmlite is installed.
+`vnni_layout.py` packs the tensors. Imported only to compile, where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -57,13 +55,13 @@ from saccade.plugins.cpu.vnni_call import (
 )
 
 UNROLLED = 4
-"""Lines of each vector of outputs that are multiplied between two tests of the loop."""
+"""Cache lines per vector of outputs in each loop iteration."""
 PANEL = LANES * PANEL_VECTORS
-"""Outputs that are a piece of work."""
+"""Outputs of a work block."""
 
 
 def assembly(triple: str, names: Iterable[str]) -> str:
-    """Return LLVM's own text for the functions with these names."""
+    """Return LLVM IR for the functions with these names."""
     module = ir.Module()
     module.triple = triple
     for name in names:
@@ -78,7 +76,7 @@ def assembly(triple: str, names: Iterable[str]) -> str:
 
 
 def _tile(b: Value, said: dict[str, Value], index: Value) -> tuple[Value, Value]:
-    """Return (the first row, how many) for a tile. The first `extra` tiles have `base` + 1."""
+    """Return (first row, number of rows) of a tile. The first `extra` tiles have one more row."""
     longer = b.icmp_signed("<", index, said["extra"])
     before = b.select(longer, index, said["extra"])
     count = b.add(said["base"], b.zext(longer, I64))
@@ -86,15 +84,16 @@ def _tile(b: Value, said: dict[str, Value], index: Value) -> tuple[Value, Value]
 
 
 def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
-    """Return how many inputs a group has, and how many there are in all."""
+    """Return the number of inputs in a group, and the total number of inputs."""
     group = mul(b, said["steps"], UNROLLED * 4 * 8 // bits)
     return group, b.mul(group, said["groups"])
 
 
 def _quantise(module: Value, name: str, bits: int, block: int) -> None:
-    """Quantise rows to int8, each group by its own largest value. A piece is a tile.
+    """Emit a function that quantizes rows to int8, with a scale for each group. A work block is a
+    tile of rows.
 
-    block: inputs that Hadamard's transform joins before. A single vector stays as it is.
+    block: block size of the Hadamard transform to apply first. With LANES, there is none.
     """
     task = WorkQueue(module, name, FIELDS, POINTERS)
     b, said = task.b, task.args
@@ -126,10 +125,13 @@ def _quantise(module: Value, name: str, bits: int, block: int) -> None:
 
 
 def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) -> Value:
-    """Make a function that quantises one row. wides: vectors that are transformed together.
+    """Emit a function that quantizes one row.
 
-    Arguments: (source, numbers, scales, sums, bytes between a row's words, groups, inputs per
-    group, unit)
+    kind: index of the row's dtype in FORMATS.
+    wides: vectors per block of the Hadamard transform, or 1 for none.
+
+    Its arguments: (source, quantized values, scales, sums, stride of the row's 32-bit words in
+    bytes, groups, inputs per group, unit)
     """
     signature = ir.FunctionType(VOID, [PTR] * 4 + [I64] * 4)
     function = ir.Function(module, signature, name)
@@ -151,7 +153,7 @@ def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) ->
     loop = Loop(b, turns, [splat(V16I32, 0)])
     (most,) = loop.values
     for wide in read(loop.index):
-        # Of positive numbers, the larger has the larger bits; and what is no number larger still.
+        # Positive floats are ordered as their bits are, and the bits of NaN are the largest.
         size = b.and_(b.bitcast(wide, V16I32), splat(V16I32, 0x7FFFFFFF))
         most = b.call(larger, [most, size])
     loop.close([most])
@@ -182,9 +184,10 @@ def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) ->
 
 
 def _read_block(module: Value, b: Value, kind: int, places: list[Value]) -> list[Value]:
-    """Load a block's vectors, transformed as `reference/hadamard.py` does to the bit.
+    """Load a block of vectors, and apply the Hadamard transform. Results are bit-identical to those
+    of `reference/hadamard.py`.
 
-    Half by half: a large block's vectors are more than a processor's registers.
+    Recursive, because the vectors of a large block do not fit in the registers.
     """
     if len(places) == 1:
         return [_hadamard(module, b, _load_f32(b, kind, places[0]))]
@@ -259,9 +262,11 @@ def _gemm(module: Value, bits: int) -> None:
 
 
 def _tiled_gemm(module: Value) -> None:
-    """Make `product_8` for `base` rows one behind another, in `tiles` blocks of TILE_ROWS.
+    """Emit the variant of `product_8` for large batches, with AMX.
 
-    A piece is TILE_PANELS panels. Sums are whole numbers: bits are the same as from `product_8`.
+    Here `base` is the total number of rows, and `tiles` the number of blocks of TILE_ROWS rows. A
+    work block is TILE_PANELS panels. Sums are exact integers, so results are bit-identical to those
+    of `product_8`.
     """
     task = WorkQueue(
         module, TILED, FIELDS, POINTERS, [TILE_ROWS * PANEL_VECTORS * CACHE_LINE_BYTES]
@@ -303,10 +308,11 @@ def _tiled_gemm(module: Value) -> None:
 
 
 def _tiled_epilogue(module: Value, kind: int) -> Value:
-    """Write the sums of a block and a panel, scaled, in one of FORMATS.
+    """Emit a function that scales the sums of a block of rows and a panel, and stores them as the
+    dtype FORMATS[kind].
 
-    Arguments: (sums, what to take from each row, rows' scales, outputs' scales, bias, target, how
-    many rows, outputs in the result, how many are left from here)
+    Its arguments: (sums, correction of each row for the zero point, rows' scales, outputs' scales,
+    bias, target, number of rows, outputs in the result, remaining outputs from this panel on)
     """
     signature = ir.FunctionType(VOID, [PTR] * 6 + [I64] * 3)
     function = ir.Function(module, signature, f"settle_tiled_{kind}")
@@ -337,9 +343,10 @@ def _tiled_epilogue(module: Value, kind: int) -> Value:
 
 
 def _multiply_tiled(module: Value) -> Value:
-    """Make sums[TILE_ROWS, PANEL] = rows [TILE_ROWS, inputs] times a panel, in whole numbers.
+    """Emit a function that computes sums [TILE_ROWS, PANEL] = rows [TILE_ROWS, inputs] @ a panel in
+    int32, with AMX.
 
-    Arguments: (rows, panel, sums, inputs)
+    Its arguments: (rows, panel, sums, inputs)
     """
     function = ir.Function(module, ir.FunctionType(VOID, [PTR, PTR, PTR, I64]), "multiply_tiled")
     function.linkage = "internal"
@@ -351,7 +358,7 @@ def _multiply_tiled(module: Value) -> Value:
     zero = declare_intrinsic(module, "llvm.x86.tilezero", VOID, I8)
     dot = declare_intrinsic(
         module, "llvm.x86.tdpbsud", VOID, I8, I8, I8
-    )  # numbers of rows have signs
+    )  # signed rows times unsigned weights
     halves = range(2)
     for index in range(4):
         b.call(zero, [tile[index]])
@@ -381,9 +388,9 @@ def _multiply_tiled(module: Value) -> Value:
 
 
 def _multiply(module: Value, bits: int, rows: int) -> Value:
-    """Make made[rows, PANEL], the products of this many rows with a panel.
+    """Emit a function that multiplies `rows` rows with a panel, and writes float32 [rows, PANEL].
 
-    Arguments: (words, scales, zeros, rows, row_scales, sums, made, groups, steps)
+    Its arguments: (words, scales, zeros, rows, row_scales, sums, result, groups, steps)
     """
     signature = ir.FunctionType(VOID, [PTR] * 7 + [I64] * 2)
     function = ir.Function(module, signature, f"multiply_{bits}_{rows}")
@@ -399,14 +406,14 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     starts = [mul(b, b.add(mul(b, outer.index, rows), i64(row)), 4) for row in range(rows)]
     less = [broadcast(b, load(b, I32, sums, start, 4)) for start in starts]
     begun = [splat(V16I32, 0) if bits == 4 else less[row] for row, _ in cells]
-    # One row alone has two sums of each vector of outputs: one would wait for itself.
+    # A single row alternates between two accumulators, as each addition waits for the one before.
     begun += [splat(V16I32, 0)] * (PANEL_VECTORS if rows == 1 else 0)
     inner = Loop(b, steps, [*begun, *outer.values])
     totals, after = _step(module, b, bits, rows, inner.values)
     inner.close([*totals, *after])
     if rows == 1:
         totals = [b.add(total, more) for total, more in zip(totals, totals[PANEL_VECTORS:])]
-    # a * b + c, rounded once
+    # a * b + c with a single rounding
     add = declare_intrinsic(module, f"llvm.fma.v{LANES}f32", V16F32, V16F32, V16F32, V16F32)
     item, kind = (2, V16F16) if bits == 4 else (4, V16F32)
     factors = [load(b, kind, scales, mul(b, lane, item)) for lane in lanes]
@@ -432,20 +439,20 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
 def _step(
     module: Value, b: Value, bits: int, rows: int, carried: Sequence[Value]
 ) -> tuple[list[Value], list[Value]]:
-    """Multiply UNROLLED lines for each vector of outputs.
+    """Emit one iteration of the inner loop: UNROLLED cache lines for each vector of outputs.
 
-    Returns the sums, and [words, rows] behind.
+    Returns the accumulators, and the pointers [words, rows] for the next iteration.
     """
     dot = declare_intrinsic(module, "llvm.x86.avx512.vpdpbusd.512", V16I32, V16I32, V16I32, V16I32)
     fetch = declare_intrinsic(module, "llvm.prefetch.p0", VOID, PTR, I32, I32, I32)
-    how = [ir.Constant(I32, value) for value in (0, 2, 1)]  # read, to the second cache, data
+    how = [ir.Constant(I32, value) for value in (0, 2, 1)]  # read, into L2, data
     *totals, words, numbers = carried
     line, word = 0, 0
     for turn in range(UNROLLED):
         parts = []
         b.call(
             fetch, [ptr_add(b, words, line + PREFETCH_BYTES), *how]
-        )  # its neighbour comes with it
+        )  # the CPU prefetches the adjacent line as well
         for _ in range(PANEL_VECTORS):
             loaded = load(b, V16I32, words, line, CACHE_LINE_BYTES)
             line += CACHE_LINE_BYTES
@@ -464,9 +471,10 @@ def _step(
 
 
 def _finish(module: Value, kind: int, bits: int) -> Value:
-    """Make a function that writes one row's panel in one of FORMATS.
+    """Emit a function that adds the bias to one row of a panel, and stores it as the dtype
+    FORMATS[kind].
 
-    Arguments: (made, bias, target, how many outputs there are from here)
+    Its arguments: (float32 results, bias, target, remaining outputs from this panel on)
     """
     signature = ir.FunctionType(VOID, [PTR, PTR, PTR, I64])
     function = ir.Function(module, signature, f"finish_{bits}_{kind}")

@@ -1,8 +1,9 @@
-"""4- and 8-bit matrices as an x86 processor's cores read them fastest: in panels of 32 outputs, one
-line of memory after another. Rows are quantised as they come, each group by its own largest value.
+"""Packs 4- and 8-bit weights in panels of 32 outputs, which kernels read sequentially, and calls
+the kernels (`vnni.py`). Activations are quantized dynamically to int8, with a scale per row and
+group.
 
-A group's sums are whole numbers, and groups are added in turn: a row has the same bits in any
-batch, and on any count of threads. Owns the layout; the functions are `vnni.py`'s.
+Sums within a group are exact integers, and groups are added in order. So results are
+batch-invariant, and do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -40,33 +41,35 @@ from saccade.plugins.cpu.vnni_call import (
 )
 
 PANEL = LANES * PANEL_VECTORS
-"""Outputs that lie together."""
+"""Outputs that are packed together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Those that `vnni_call.FORMATS` names, in its order."""
+"""The dtypes of `vnni_call.FORMATS`, in the same order."""
 STEPS = {4: 32, 8: 16}
-"""Inputs that are multiplied at a time, by bits: groups divide by them."""
+"""Inputs per iteration of the kernel's inner loop, by bits of the weights. Group sizes are
+multiples of this.
+"""
 MIN_TILED = 32
-"""Rows below which AMX is no quicker."""
+"""Minimum batch size for AMX, which is no faster for fewer rows."""
 MAX_SCALE_EXPONENT = 15
-"""Scales are kept as float16 times a power of two, the largest below 2 ** TOP."""
+"""Scales are stored as float16 times a power of two, so that the largest is below 2 ** this."""
 ONE_BITS = 0x3F800000
 """The bits of 1 in float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Panels(Matrix):
-    """A ready Int4Matrix."""
+    """A packed Int4Matrix."""
 
-    # int32 [panels, inputs / 8, PANEL]. A word's byte j (0 to 3) has the number for input 8 i + j
-    # in its lower bits, and for input 8 i + 4 + j in its upper.
+    # int32 [panels, inputs / 8, PANEL]. Byte j (0 to 3) of word i has the weight of input 8 i + j
+    # in its lower 4 bits, and that of input 8 i + 4 + j in its upper 4 bits.
     words: torch.Tensor
     scales: torch.Tensor  # float16 [panels, groups, PANEL], times `unit`
-    zeros: torch.Tensor  # float16 in the same shape
-    unit: float
+    zeros: torch.Tensor  # zero points: float16 [panels, groups, PANEL]
+    unit: float  # power of two by which all scales are multiplied
     group: int  # inputs per scale
-    outputs: int  # outputs, inputs: without padding
-    inputs: int
-    order: torch.Tensor | None = None  # as in Int4Matrix
+    outputs: int  # without padding
+    inputs: int  # without padding
+    order: torch.Tensor | None = None  # order of the inputs, as in Int4Matrix
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +83,7 @@ class Int4Panels(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Panels(Int8Matrix):
-    """A ready Int8Matrix. values: from `pack_bytes`. scales: from `pad_scales`."""
+    """A packed Int8Matrix, with values from `pack_bytes` and scales from `pad_scales`."""
 
     def ready(self, _ops: MatmulOps, /) -> Matrix:
         return self
@@ -97,7 +100,7 @@ class Int8Panels(Int8Matrix):
 def pack_panels(matrix: Int4Matrix) -> Int4Panels:
     """Pack `matrix`, which must be on the CPU, for `panels_linear`."""
     outputs = matrix.words.shape[0]
-    # An Int4Matrix ends with whole chunks: fewer will do here.
+    # A matrix with a single group may have more padding than kernels need.
     group = min(matrix.group, -(-matrix.inputs // STEPS[4]) * STEPS[4])
     groups = -(-matrix.inputs // group)
     inputs = groups * group
@@ -136,7 +139,7 @@ def _by_panels(values: torch.Tensor, panels: int) -> torch.Tensor:
 
 
 def pack_int8(matrix: Int8Matrix) -> Int8Panels:
-    """Pack `matrix`, which must be on the CPU and have inputs, in panels."""
+    """Pack `matrix`, which must be on the CPU and have at least one input, in panels."""
     words, scales = pack_bytes(matrix.values), pad_scales(matrix.scales)
     return Int8Panels(words, scales, matrix.transformed)
 
@@ -144,8 +147,8 @@ def pack_int8(matrix: Int8Matrix) -> Int8Panels:
 def pack_bytes(values: torch.Tensor) -> torch.Tensor:
     """Pack int8 [out, in] in panels: int32 [panels, in / 4, PANEL].
 
-    Bytes go from 0 to 255, where `ZERO` means 0. Inputs are padded to a multiple of those that are
-    multiplied at a time.
+    Values are stored as unsigned bytes with the zero point `ZERO`. Inputs are padded to a multiple
+    of those that a kernel multiplies at a time.
     """
     step = TILE_INPUTS if has_amx("amx-int8") else STEPS[8]
     values = F.pad(values, (0, -values.shape[1] % step))
@@ -162,15 +165,16 @@ def pack_bytes(values: torch.Tensor) -> torch.Tensor:
 
 
 def pad_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Return float32 [out], in memory for whole panels."""
+    """Return the scales as float32 [out]. Their memory extends to a multiple of PANEL outputs."""
     padded = F.pad(scales.float(), (0, -len(scales) % PANEL))
     return padded[: len(scales)]
 
 
 def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Transform and quantise each output of `weight` [out, in], as rows are.
+    """Apply a Hadamard transform to each output of `weight` [out, in], and quantize it to int8.
 
-    Returns int8 [out, inputs to whole blocks] and float32 scales [out], on all threads.
+    Returns int8 [out, inputs padded to a multiple of MIN_BLOCK], and float32 scales [out]. Uses
+    PyTorch's threads.
     """
     weight = F.pad(weight, (0, -weight.shape[1] % MIN_BLOCK)).contiguous()
     if weight.dtype not in DTYPES:
@@ -183,9 +187,9 @@ def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         "groups": 1,
         "steps": inputs // STEPS[8],
         "tiles": outputs,
-        "base": 1,  # a tile of one row is stored in the order of its inputs
+        "base": 1,  # with one row per tile, values are stored in the order of the inputs
         "format": DTYPES.index(weight.dtype),
-        # A matrix and its rows are transformed, which makes a product `block` times as large.
+        # Weights and activations are both transformed, which multiplies results by `block`.
         "unit": _bits(1 / block),
         "source": weight.data_ptr(),
         "rows": values.data_ptr(),
@@ -207,7 +211,10 @@ def panels_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out], for x [T, in]. dtype: `None`: x's."""
+    """Return `x @ matrix.T + bias`, [T, out], for x [T, in].
+
+    dtype: dtype of the result; default: that of x.
+    """
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
     if more := matrix.scales.shape[1] * matrix.group - x.shape[1]:
@@ -225,7 +232,7 @@ def bytes_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the product with a matrix. A row has one scale. Otherwise like `panels_linear`."""
+    """Like `panels_linear`, for an 8-bit matrix: a row of x is quantized with a single scale."""
     words, scales = matrix.values, matrix.scales
     if more := 4 * words.shape[1] - x.shape[1]:
         x = F.pad(x, (0, more))
@@ -245,9 +252,10 @@ def _linear(
     bias: torch.Tensor | None,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """Compute the product.
+    """Return the result of a kernel, for a batch that may be empty and any dtype.
 
-    quantise: the function for rows. tables: the matrix's, as `vnni.FIELDS` calls them.
+    quantise: name of the function that quantizes x.
+    tables: the matrix's scales and zero points, by name in `vnni_call.FIELDS`.
     """
     dtype = dtype or x.dtype
     output_dtype = dtype if dtype in DTYPES else torch.float32
@@ -273,7 +281,7 @@ def _run(
     groups = inputs // group
     tiled = bits == 8 and takes_tiles(count, inputs)
     tiles = count if tiled else -(-count // ROWS)
-    # AMX's last block of rows may end behind the last row: there is memory, of any numbers.
+    # AMX may read beyond the last row in its last block. The memory exists; its values are unused.
     most = -(-count // TILE_ROWS) * TILE_ROWS
     quantised = torch.empty(most * inputs + count * 8 * groups, dtype=torch.uint8)
     rows, scales = quantised.data_ptr(), quantised.data_ptr() + most * inputs
@@ -306,14 +314,17 @@ def _run(
 
 
 def takes_tiles(rows: int, inputs: int) -> bool:
-    """Return True if AMX multiplies this many rows."""
+    """Return True if AMX is used for a batch of this many rows and this many inputs."""
     return rows >= MIN_TILED and inputs % TILE_INPUTS == 0 and has_amx("amx-int8")
 
 
 def panels_reference(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return what `panels_linear` makes from `matrix`, in plain PyTorch. For tests."""
+    """Return the same result as `panels_linear` for the packed `matrix`, in plain PyTorch.
+
+    Used in tests.
+    """
     numbers, zeros = numbers_of(matrix), matrix.zeros
     groups = -(-matrix.inputs // matrix.group)
     unit = _unit(matrix.scales[:groups])
@@ -326,7 +337,7 @@ def panels_reference(
         row_scales = rows.abs().amax(1, keepdim=True).div(LARGEST).clamp_min(MIN_SCALE)
         values = (rows / row_scales).round().long()
         zero = torch.tensor(float(ZERO_POINT)) if zeros is None else zeros[group].half().double()
-        # Multiplied and added with one rounding: double is exact where float32 is rounded.
+        # An FMA rounds once. Double precision is exact here, and is then rounded to float32.
         whole = (values @ numbers[:, some].long().t()).float().double()
         whole -= values.sum(1, keepdim=True) * zero
         sums += (whole.float() * scales).double() * (row_scales * unit).double()
