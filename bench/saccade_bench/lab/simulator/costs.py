@@ -81,7 +81,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def prefill_ms(self, start: int, length: int) -> float:
-        """Return the ms for prompt tokens `[start, start + length)`, without the fixed step cost."""
+        """Return the ms for prompt tokens `[start, start + length)`, without the step cost."""
         return length * (self.token + (start + length / 2) * self.pair)
 
     def decode_ms(self, pixels: int, resized: int) -> float:
