@@ -3,8 +3,8 @@
     saccade serve                        # in another terminal
     python examples/responses.py cat.png "What is this?" "Which colour has it?"
 
-The picture is sent once: later questions name the response before them, and the server finds the
-conversation, its KV pages and the picture's embedding again.
+The picture is sent once. Later questions refer to the previous response, and the server finds the
+conversation, its KV pages and the picture's embedding in its caches.
 """
 
 from __future__ import annotations
