@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=120, help="frames that are kept (even)")
     parser.add_argument("--max-pixels", type=int, default=262_144)
     parser.add_argument("--rounds", type=int, default=0, help="questions; 0: without end")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--key", default="none")
     given = parser.parse_args()
 

@@ -66,7 +66,7 @@ def main(url: str, data: bytes) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("picture", nargs="?", type=Path, help="none: a red square")
     given = parser.parse_args()
     try:

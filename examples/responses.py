@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("picture", type=Path)
     parser.add_argument("questions", nargs="+")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--key", default="none")
     parser.add_argument("--max-output-tokens", type=int, default=200)
     given = parser.parse_args()

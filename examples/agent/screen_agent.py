@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--force", type=int, default=0, metavar="N")
     parser.add_argument("--keep", type=int, default=MAX_TURNS, metavar="N")
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     options = parser.parse_intermixed_args()  # allows options before, between and after the goal
     client = openai.OpenAI(
         base_url=f"{options.base_url.rstrip('/').removesuffix('/v1')}/v1", api_key="none"

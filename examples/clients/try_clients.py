@@ -137,10 +137,10 @@ def attempt(trial: Trial, target: Target, verbose: bool) -> tuple[str, str]:
 def main() -> int:
     """Try all features, and return how many failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--only", default="", help="clients and features with this in their name")
     parser.add_argument("--tokenizer", default="gpt2", help="a folder or name, for the evaluators")
-    parser.add_argument("--verbose", action="store_true", help="tracebacks of what failed")
+    parser.add_argument("--verbose", action="store_true", help="print tracebacks of failures")
     given = parser.parse_args()
     base = given.base_url.rstrip("/").removesuffix("/v1")
     try:

@@ -59,7 +59,7 @@ class Driver(ComputerDriver):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", nargs="?", default="Write hello into the field, and save it.")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--must-act", action="store_true")

@@ -109,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=16)
     parser.add_argument("--questions", type=int, default=12)
     parser.add_argument("--habit", choices=list(HABITS), default="keep-3")
-    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="of the server")
+    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="server options")
     given = parser.parse_args(words)
     table = Table("median / maximum", "steps", "prompt tokens computed", "ms")
     with tempfile.TemporaryDirectory() as name:

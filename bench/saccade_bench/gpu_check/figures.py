@@ -133,12 +133,12 @@ def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     parser.add_argument("--products", type=float, default=H200.products, help="operations/s")
     parser.add_argument("--preset", default="qwen3-vl-8b")
     parser.add_argument("--fp8", action="store_true", help="weights of the language model in FP8")
-    parser.add_argument("--cold", action="store_true", help="of stage serving: without caches")
+    parser.add_argument("--cold", action="store_true", help="stage serving: disable caches")
+    parser.add_argument("--unpaced", action="store_true", help="stage serving: prefill full chunks")
     parser.add_argument(
-        "--unpaced", action="store_true", help="of stage serving: prompts in whole chunks"
+        "--calls", action="store_true", help="stage counters: set for the process that ncu profiles"
     )
-    parser.add_argument("--calls", action="store_true", help="of stage counters, within ncu")
-    parser.add_argument("--tests", type=Path, help="a file of pytest's names, a line each")
+    parser.add_argument("--tests", type=Path, help="a file of test names, one per line")
     args = parser.parse_args(arguments)
     if args.device == "cpu":
         mend_interpreter()

@@ -295,9 +295,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. The exit status is 1 if a requirement is not met."""
     parser = argparse.ArgumentParser(prog="python -m saccade_bench.lab.aot", description=__doc__)
     parser.add_argument("--arch", type=int, nargs="+", default=[90], help="80, 90, 100 ...")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--write", action="store_true", help=f"record the outcome in {RECORD}/")
-    parser.add_argument("--all", action="store_true", help="compile what is recorded too")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--write", action="store_true", help=f"record the results in {RECORD}/")
+    parser.add_argument("--all", action="store_true", help="also compile recorded launches")
     args = parser.parse_args(argv)
     # Triton 3.9 has the same default, but warns if the variable is unset.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

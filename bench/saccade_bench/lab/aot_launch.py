@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m saccade_bench.lab.aot_launch", description=__doc__
     )
     parser.add_argument("--arch", type=int, default=PROMISED, choices=sorted(SHARED))
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
     args = parser.parse_args(argv)
     # Triton 3.9 has the same default, but warns if the variable is unset.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -230,7 +230,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dtype",
         default="float32",
-        help="number format of the demo model; in others answers may depend on what is cached",
+        help="data type of the demo model; in others, answers may depend on cached content",
     )
     parser.add_argument("--output", type=Path, required=True, help="a JSON file")
     given = parser.parse_args(words)
