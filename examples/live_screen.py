@@ -1,14 +1,14 @@
-"""Questions about a screen, or a camera, while it goes on: a folder that something writes frames
-to, asked about every few seconds, with the unchanged openai SDK.
+"""Ask about a screen or a camera every few seconds while it is being recorded to a folder of
+frames, with the unchanged openai SDK.
 
     saccade serve                              # in another terminal
     mkdir frames; ffmpeg -f x11grab -framerate 2 -i :0 frames/%06d.jpg   # or anything else
     python examples/live_screen.py frames "What has just changed?"
 
-Each frame is uploaded once, and the list of all of them is sent with each request; what the server
-has seen costs a hash. `max_pixels` freezes the frames' size: without it a model may share one
-budget among all frames, and each new one would change the size of all. Frames are let go in pairs,
-for a pair is what is named.
+Each frame is uploaded once, and the list of all frames is sent with each request. Frames that the
+server has cached only cost a hash. `max_pixels` fixes the size of frames: without it, a model may
+divide one budget among all frames, so that each new one would change their size. Old frames are
+dropped in pairs, because the server caches frames in pairs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=120, help="frames that are kept (even)")
     parser.add_argument("--max-pixels", type=int, default=262_144)
     parser.add_argument("--rounds", type=int, default=0, help="questions; 0: without end")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--key", default="none")
     given = parser.parse_args()
 

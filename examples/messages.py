@@ -1,11 +1,11 @@
-"""Anthropic's own SDK, and Claude Code, on Saccade.
+"""Use Saccade with Anthropic's own SDK and with Claude Code.
 
     saccade serve demo &
     pip install anthropic
     python examples/messages.py [PICTURE.png] [--base-url http://127.0.0.1:8000]
 
-The SDK needs nothing but the address. Claude Code is pointed at a server by its environment; it
-asks for models by names of its own unless it is told the server's (`GET /v1/models`):
+The SDK only needs the address. Claude Code is configured by environment variables. It requests
+models by its own names unless it is configured with the server's (`GET /v1/models`):
 
     export ANTHROPIC_BASE_URL=http://127.0.0.1:8000
     export ANTHROPIC_AUTH_TOKEN=any           # the server's --api-key, if it has one
@@ -13,7 +13,7 @@ asks for models by names of its own unless it is told the server's (`GET /v1/mod
     export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
     claude -p "What is in this folder?"
 
-Its prompt has some 20,000 tokens: serve a model that calls tools, with a context that holds them.
+Its prompt has about 20,000 tokens: serve a model that calls tools and has a large enough context.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import anthropic
 
 
 def png(width: int = 128, height: int = 128) -> bytes:
-    """A red square."""
+    """Return a PNG of a red square."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -43,10 +43,11 @@ def png(width: int = 128, height: int = 128) -> bytes:
 
 
 def main(url: str, data: bytes) -> None:
-    """Ask twice about a picture; the second time most of the prompt is found in the cache. The demo
-    model knows questions like these; ask another model what you like.
+    """Ask two questions about a picture. The second time, most of the prompt is cached.
+
+    The demo model can answer questions like these. You can ask other models anything.
     """
-    address = url.rstrip("/").removesuffix("/v1")  # which OpenAI's clients want, and this SDK adds
+    address = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients need /v1; this SDK adds it
     client: Any = anthropic.Anthropic(base_url=address, api_key="any")
     model = client.models.list().data[0].id
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
@@ -65,7 +66,7 @@ def main(url: str, data: bytes) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("picture", nargs="?", type=Path, help="none: a red square")
     given = parser.parse_args()
     try:

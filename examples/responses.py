@@ -3,8 +3,8 @@
     saccade serve                        # in another terminal
     python examples/responses.py cat.png "What is this?" "Which colour has it?"
 
-The picture is sent once: later questions name the response before them, and the server finds the
-conversation, its KV pages and the picture's embedding again.
+The picture is sent once. Later questions refer to the previous response, and the server finds the
+conversation, its KV pages and the picture's embedding in its caches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("picture", type=Path)
     parser.add_argument("questions", nargs="+")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--key", default="none")
     parser.add_argument("--max-output-tokens", type=int, default=200)
     given = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Search in a folder of PDFs: each page is embedded, a sentence finds the best, and that page
-answers a question, with the unchanged openai SDK.
+"""Search a folder of PDFs: embed each page, find the best one for a sentence, and ask a question
+about it, with the unchanged openai SDK.
 
     saccade serve Qwen/Qwen3-VL-Embedding-2B --port 8001      # or any model with --pooling last
     saccade serve Qwen/Qwen3-VL-2B-Instruct --port 8000       # may be the same server as above
     python examples/search_pages.py FOLDER "costs of 2024" "Sum?" --embed-base-url http://127.0.0.1:8001
 
-Without a folder a few PDFs are drawn on the spot. All is asked twice, and the counts are the
-server's: the second time, nothing is drawn or encoded. Needs openai, numpy, pillow, pypdfium2.
+Without a folder, a few PDFs are generated. Everything is requested twice, and the server's counters
+show that the second time, nothing is rendered or encoded. Needs openai, numpy, pillow, pypdfium2.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def search(given: argparse.Namespace, pages: list[tuple[str, dict[str, Any]]]) -> tuple[str, str]:
-    """The best page, and what it answers."""
+    """Return the name of the best page, and the answer to the question about it."""
     embedder = openai.OpenAI(base_url=f"{given.embed_at}/v1", api_key=given.key)
     model = embedder.models.list().data[0].id
 
@@ -82,7 +82,7 @@ def search(given: argparse.Namespace, pages: list[tuple[str, dict[str, Any]]]) -
 
 
 def parts(path: Path, max_pixels: int) -> list[dict[str, Any]]:
-    """Each page of a file as a file of its own: the server draws it, and knows it again."""
+    """Return each page of a file as a separate PDF, which the server renders and caches."""
     whole, found = pypdfium2.PdfDocument(path), []
     for index in range(len(whole)):
         alone, file = pypdfium2.PdfDocument.new(), io.BytesIO()
@@ -94,7 +94,7 @@ def parts(path: Path, max_pixels: int) -> list[dict[str, Any]]:
 
 
 def counts(given: argparse.Namespace) -> list[float]:
-    """Of all servers together."""
+    """Return the sum of the counters over all servers."""
     total = dict.fromkeys(COUNTED, 0.0)
     for url in {given.embed_at, given.answer_at}:
         headers = {"Authorization": f"Bearer {given.key}"}
@@ -107,7 +107,7 @@ def counts(given: argparse.Namespace) -> list[float]:
 
 
 def draw(folder: Path) -> Path:
-    """Some PDFs, a page for each line."""
+    """Create some PDFs with a page for each line."""
     for name, lines in REPORTS.items():
         pages = []
         for line in lines:

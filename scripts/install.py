@@ -2,12 +2,12 @@
 example `'.[cpu]'`. PyTorch comes first. By pip, or by uv where this Python has no pip, as in the
 environments that uv makes.
 
-Owns the choice of PyTorch's build: the public index has the one for CUDA, gigabytes that a machine
-without an NVIDIA driver cannot use. There PyTorch's own index of CPU builds is offered to pip or uv
-beside what it is configured for, if that index answers; if no CPU build is found, a person at a
-terminal is asked. Says what will be fetched, and how large it is, before that begins. Standard
-library only: nothing is installed yet; and what an older Python reads as far as the sentence that
-it is too old.
+The public index has PyTorch's build for CUDA, with gigabytes that a machine without an NVIDIA
+driver cannot use. On such a machine, PyTorch's own index of CPU builds is added to the indexes of
+pip or uv, if it responds. If no CPU build is found, the user is asked to confirm, unless there is
+no terminal. What will be downloaded is printed first, with its size. The script only uses the
+standard library, because nothing is installed yet. Older versions of Python can parse it, so that
+they can report that they are too old.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Documented by PyTorch: https://pytorch.org/get-started/locally."""
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
 OLDEST = (3, 11)
-"""As pyproject.toml has it."""
+"""The minimum version of Python, as in pyproject.toml."""
 NEWER = tuple(f"python3.{minor}" for minor in (12, 13, 11, 14))
-"""Names of programs that will do, the best known first."""
+"""Names of suitable Python programs, the best tested first."""
 PATIENCE = 5.0
-"""Seconds that an index or a file's server has to answer: only a choice, and a figure, wait."""
+"""Timeout in seconds for an index or a file's server, which only improve the choice of a build."""
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 CUDA_PACKAGES = ("nvidia-", "cuda-")
 UNPACKED = 2.0
-"""What torch's CUDA build takes on disk, as a multiple of what is fetched."""
+"""Size of torch's CUDA build on disk, relative to that of its download."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status of pip or uv; 2 for what cannot be begun, 1 for what somebody declined."""
+    """Return the exit status of pip or uv, 2 if it cannot start, or 1 if the user declined."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n\n")[0], allow_abbrev=False
     )
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def too_old(version: tuple[int, ...], goal: str | None, rest: Sequence[str] = ()) -> str | None:
-    """Return what to say of a Python that cannot run Saccade; None for one that can."""
+    """Return an error message for a Python that cannot run Saccade, or None."""
     if version[:2] >= OLDEST:
         return None
     newer = next((each for each in NEWER if runs(each)), None)
@@ -116,16 +116,17 @@ def too_old(version: tuple[int, ...], goal: str | None, rest: Sequence[str] = ()
 
 
 def runs(python: str) -> bool:
-    """Whether a program of that name is there and starts."""
+    """Return True if a program with this name exists and runs."""
     with suppress(OSError):
         return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
     return False
 
 
 def make_environment(folder: Path, goal: str | None) -> int:
-    """Make `folder` an environment of this Python, or keep one that is there, if it will do.
+    """Create a virtual environment in `folder`, or keep an existing one if its Python is new
+    enough.
 
-    Returns 0; 2 if this Python is too old; else what `python -m venv` returned.
+    Returns 0 if it was kept, 2 if this Python is too old, and else the status of `python -m venv`.
     """
     there = version_in(folder)
     if there[:2] >= OLDEST:
@@ -144,13 +145,13 @@ def make_environment(folder: Path, goal: str | None) -> int:
         command = [sys.executable, "-m", "venv", "--clear", str(folder)]
         status = subprocess.run(command).returncode
     finally:
-        if status:  # half an environment would be kept the next time
+        if status:  # remove an incomplete environment, which would be kept the next time
             shutil.rmtree(folder, ignore_errors=True)
     return status
 
 
 def version_in(environment: Path) -> tuple[int, ...]:
-    """The version of an environment's Python; () if it does not run."""
+    """Return the version of an environment's Python, or () if it does not run."""
     ask = "import sys; print(*sys.version_info[:3])"
     with suppress(OSError, ValueError):
         command = [str(environment / "bin" / "python"), "-c", ask]
@@ -160,14 +161,14 @@ def version_in(environment: Path) -> tuple[int, ...]:
 
 
 def has_driver(files: Sequence[Path] = DRIVER_FILES) -> bool:
-    """Whether this machine has an NVIDIA driver (under WSL only its tool shows)."""
+    """Return True if this machine has an NVIDIA driver. Under WSL, only nvidia-smi reveals it."""
     return any(path.exists() for path in files) or shutil.which("nvidia-smi") is not None
 
 
 def offers(index: str) -> bool:
-    """Whether `index` answers: what installs would ask one that does not again and again. A CPU
-    build's version (2.13.0+cpu) is above that of the plain one, so it is taken from whichever place
-    has it.
+    """Return True if `index` responds. Otherwise, pip or uv would retry it many times.
+
+    A CPU build's version (2.13.0+cpu) sorts after the plain one, so it is preferred on any index.
     """
     if answers(f"{index.rstrip('/')}/torch/"):
         return True
@@ -176,7 +177,7 @@ def offers(index: str) -> bool:
 
 
 def answers(url: str, patience: float = PATIENCE) -> bool:
-    """Whether `url` can be read, known within `patience` seconds whatever names and proxies do."""
+    """Return whether `url` can be read within `patience` seconds, including DNS and proxies."""
     found = threading.Event()
     asked = threading.Event()
 
@@ -192,7 +193,7 @@ def answers(url: str, patience: float = PATIENCE) -> bool:
 
 
 class Package(NamedTuple):
-    """One that would be installed. size: bytes; 0 where nobody says."""
+    """A package to be installed. `size` is in bytes, or 0 if unknown."""
 
     name: str
     version: str
@@ -201,7 +202,7 @@ class Package(NamedTuple):
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Print what is being done, and on a terminal for how long."""
+    """Print the name of a step, and on a terminal its elapsed time."""
     print(f"{name} ...", flush=True)
     ended = threading.Event()
 
@@ -223,28 +224,28 @@ def stage(name: str) -> Iterator[None]:
 
 
 class Installer(Protocol):
-    """folder: the variable by which it is told of a folder with wheels."""
+    """A package installer. `folder` is its environment variable for a directory of wheels."""
 
     name: str
     folder: str
 
     def beside(self, index: str) -> Sequence[str]:
-        """Options that offer it `index` beside what it is configured for."""
+        """Return the options that add `index` to its configured ones."""
         ...
 
     def resolve(self, wanted: Sequence[str]) -> list[Package]:
-        """What it would install; nothing where it cannot say, which the installation itself will
-        explain.
+        """Return what it would install. The list is empty if this fails, in which case the
+        installation will report the reason.
         """
         ...
 
     def install(self, *arguments: str) -> int:
-        """Its exit status. Prints warnings and errors alone, unless `arguments` have -v."""
+        """Install packages and return the exit status. Quiet unless `arguments` contain -v."""
         ...
 
 
 class Pip:
-    """This Python's."""
+    """This Python's pip."""
 
     name = "pip"
     folder = "PIP_FIND_LINKS"
@@ -273,7 +274,7 @@ class Pip:
 
 
 class Uv:
-    """The program of that name, for this Python."""
+    """The uv program, installing into this Python's environment."""
 
     name = "uv"
     folder = "UV_FIND_LINKS"
@@ -282,7 +283,7 @@ class Uv:
         self._program = program
 
     def beside(self, index: str) -> Sequence[str]:
-        """All indexes are looked at, as pip does: torch's has old versions of what it needs."""
+        """Search all indexes, as pip does, because torch's has outdated dependencies."""
         return ("--index", index, "--index-strategy", "unsafe-best-match")
 
     def resolve(self, wanted: Sequence[str]) -> list[Package]:
@@ -294,7 +295,7 @@ class Uv:
         done = subprocess.run(lock, input=torch, capture_output=True, text=True)
         if not new or done.returncode:
             return []
-        import tomllib  # here: an older Python is to read this file, and has none
+        import tomllib  # not at the top, because older versions of Python lack it
 
         packages = tomllib.loads(done.stdout)["packages"]
         return [
@@ -311,7 +312,7 @@ class Uv:
 
 
 def installer() -> Installer | None:
-    """Pip where this Python has it; else uv, if it is on the PATH."""
+    """Return pip if this Python has it, or else uv if it is on the PATH."""
     if find_spec("pip") is not None:
         return Pip()
     program = shutil.which("uv")
@@ -319,7 +320,7 @@ def installer() -> Installer | None:
 
 
 def announce(packages: Sequence[Package]) -> Iterator[str]:
-    """What is going to be fetched for torch, and its size; nothing where torch is there already."""
+    """Yield messages on the download of torch and its size, or none if it is already installed."""
     torch = next((each for each in packages if each.name == "torch"), None)
     if torch is None:
         return
@@ -335,7 +336,7 @@ def is_cuda(package: Package) -> bool:
 def without_cuda(
     packages: Sequence[Package], folder: str, goal: str | None, rest: Sequence[str]
 ) -> Iterator[str]:
-    """What to know, and to type, where a CUDA build would come and nothing could use it."""
+    """Yield messages on how to avoid a CUDA build on a machine that cannot use it."""
     count = sum(map(is_cuda, packages))
     disk = sum(each.size for each in packages) * UNPACKED / 1e9
     yield (
@@ -357,7 +358,7 @@ def without_cuda(
 
 
 def wants_to_go_on() -> bool:
-    """Whether somebody at a terminal says so; True where nobody is there to be asked."""
+    """Ask the user to confirm. Returns True if there is no terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
     if input("Fetch it all the same? [y/N] ").strip().lower() in ("y", "yes"):
@@ -367,7 +368,7 @@ def wants_to_go_on() -> bool:
 
 
 def size_in_lock(package: dict[str, Any]) -> int:
-    """Bytes of its wheel, by what a lock file says of it."""
+    """Return the size of a package's wheel in bytes, from its entry in a lock file."""
     wheels: list[dict[str, Any]] = package.get("wheels") or [package.get("archive", {})]
     wheel = wheels[0]
     if "size" in wheel:
@@ -377,7 +378,7 @@ def size_in_lock(package: dict[str, Any]) -> int:
 
 
 def size_of(url: str) -> int:
-    """Bytes of a file, local or not; 0 where nobody says."""
+    """Return the size of a local or remote file in bytes, or 0 if unknown."""
     with suppress(OSError, ValueError, TypeError):
         if url.startswith("file:"):
             return Path(unquote(urlsplit(url).path)).stat().st_size

@@ -1,4 +1,4 @@
-"""Prints the longest files, functions and classes of the product. Nothing fails by its length."""
+"""Print the longest files, functions and classes of the package. There are no limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 5
 
 
 def measure(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield (kind, length, place). Files and functions are measured in lines, classes in fields."""
+    """Yield (kind, length, location). Files and functions have lines, classes fields."""
     text = path.read_text()
     place = path.relative_to(ROOT)
     yield "lines of a file", text.count("\n"), str(place)
@@ -26,7 +26,7 @@ def measure(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def main() -> None:
-    """Print the product's size, then the longest of each kind."""
+    """Print the package's size, then the longest items of each kind."""
     paths = sorted((ROOT / "saccade").rglob("*.py"))
     found = [each for path in paths for each in measure(path)]
     total = sum(length for kind, length, _ in found if kind == "lines of a file")

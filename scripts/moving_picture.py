@@ -1,5 +1,5 @@
-"""Write docs/screen.gif: the demo model is asked about a screen while it changes. Questions,
-answers, and what each one cost are those of a server that this script starts.
+"""Write docs/screen.gif, in which the demo model answers questions about a changing screen. Answers
+and statistics are from a server that this script starts.
 
     .venv/bin/python scripts/moving_picture.py
 """
@@ -24,13 +24,13 @@ INK, PALE, PAPER, SEEN, NEW = "#1b1f24", "#6a737d", "#ffffff", "#1a7f37", "#0969
 TYPED_MS, READ_MS, SHOWN_MS = 90, 2200, 700
 COLOURS = 48
 CHARACTERS = 4
-"""Characters of an answer that appear at a time."""
+"""Characters of an answer that appear per frame."""
 
 Asked = Sequence[tuple[DemoTurn, DemoAnswer]]
 
 
 def converse(turns: Sequence[DemoTurn]) -> Asked:
-    """Ask a server of the demo model all turns as one chat."""
+    """Ask the demo model all turns as one chat."""
     port, messages, asked = free_port(8000), list[dict[str, Any]](), []
     with (
         own_server("demo", "--port", str(port)) as server,
@@ -46,7 +46,7 @@ def converse(turns: Sequence[DemoTurn]) -> Asked:
 
 
 def draw(screen: Image.Image, turn: DemoTurn, text: str, answer: DemoAnswer | None) -> Image.Image:
-    """Draw a moment. `text`: the answer so far. `answer`: once it is whole, with its figures."""
+    """Draw a frame. `text` is the answer so far, `answer` the complete one with its statistics."""
     frame = Image.new("RGB", SIZE, PAPER)
     pen, font = ImageDraw.Draw(frame), ImageFont.load_default(17)
     frame.paste(screen.convert("RGB").resize((SCREEN, SCREEN)), (11, 11))
@@ -63,7 +63,7 @@ def draw(screen: Image.Image, turn: DemoTurn, text: str, answer: DemoAnswer | No
 
 
 def wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Break a text into lines that fit beside the screen."""
+    """Break a text into lines that fit next to the screen."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -75,7 +75,7 @@ def wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> st
 
 
 def moments(asked: Asked) -> Iterator[tuple[Image.Image, int]]:
-    """Yield the frames, and for how many milliseconds each is shown."""
+    """Yield the frames with their duration in milliseconds."""
     screen = Image.open(PICTURES[0])
     for turn, answer in asked:
         if turn.images:

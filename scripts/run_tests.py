@@ -1,10 +1,10 @@
-"""Run pytest, and what failed once more, alone: some tests need a moment of the machine, which the
-others beside them may have had.
+"""Run pytest, and run failed tests again on their own, because some are sensitive to the load of
+other tests.
 
     python scripts/run_tests.py [arguments of pytest]
 
-Exit status: pytest's; of the second run, where there is one. More than a few failures are no bad
-luck, and neither is an error of collection or a process that crashed: no second run.
+The exit status is that of the last run. If more than a few tests fail, or if collection fails or a
+process crashes, this is not a matter of load, and tests are not run again.
 """
 
 import json
@@ -25,7 +25,7 @@ def run(*arguments: str) -> int:
 
 
 def counted(report: Path) -> int:
-    """Failures and errors, of which a test that crashed and passed in another process is one."""
+    """Return the number of failures and errors in a report, including tests that crashed once."""
     suite = ElementTree.parse(report).getroot()[0]
     return int(suite.attrib["failures"]) + int(suite.attrib["errors"])
 
@@ -35,14 +35,14 @@ def main(arguments: list[str]) -> int:
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         status = run(*arguments, f"--junitxml={report}")
-        if status != TESTS_FAILED or "-x" in arguments:  # which leaves others out
+        if status != TESTS_FAILED or "-x" in arguments:  # -x skips the remaining tests
             return status
         count = counted(report)
     failed = list(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
     if not 0 < len(failed) == count <= MAX_FAILURES:
         return status
     print("\nonce more, alone:", *failed, sep="\n  ", flush=True)
-    # By name alone: which tests a mark picks depends on those that are collected beside them.
+    # Without -m: some markers are added depending on which tests are collected.
     marks = arguments.index("-m") if "-m" in arguments else len(arguments)
     status = run(*arguments[:marks], *arguments[marks + 2 :], "-n", "0", *failed)
     if status == 0:

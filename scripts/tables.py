@@ -1,6 +1,6 @@
 """Write the tables of documents: docs/models.md from each family's `facts.toml`, docs/options.md
-and docs/api.md from the code. With `--check` nothing is written, and the status is 1 if a table is
-not current.
+and docs/api.md from the code. With `--check`, write nothing, and exit with 1 if a table is
+outdated.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ COLUMNS = {
 
 
 def families() -> Iterator[list[str]]:
-    """Yield the rows of families with networks of their own."""
+    """Yield the rows of families with their own networks."""
     for path in FACTS:
         for row in tomllib.loads(path.read_text()).get("family", ()):
             yield [row[name] for name in COLUMNS.values()]
 
 
 def architectures() -> Iterator[Sequence[str]]:
-    """Yield the rows of what transformers' own modules serve."""
+    """Yield the rows of architectures that are served through transformers' modules."""
     for path in FACTS:
         for name, images in tomllib.loads(path.read_text()).get("images", {}).items():
             yield f"`{name}`", images
@@ -60,7 +60,7 @@ def tuning_values() -> Iterator[Sequence[str]]:
 
 
 def foreign() -> Iterator[Sequence[str]]:
-    """Yield each option of another server, and what it is here."""
+    """Yield each option of another server, and its equivalent here."""
     for name, each in FOREIGN.items():
         here = each.instead or f"`{' '.join(each.ours)}`"
         if each.unneeded:
@@ -69,7 +69,7 @@ def foreign() -> Iterator[Sequence[str]]:
 
 
 def paths() -> Iterator[Sequence[str]]:
-    """Yield path, methods and summary of what /openapi.json describes."""
+    """Yield path, methods and summary of the paths in /openapi.json."""
     for path, operations in describe(plugins())["paths"].items():
         summaries = dict.fromkeys(each["summary"] for each in operations.values())
         yield f"`{path}`", ", ".join(map(str.upper, operations)), ". ".join(summaries)
@@ -87,7 +87,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
-    """Put the tables in place of what stands between their marks."""
+    """Replace the text between the tables' markers in a page."""
     for name, text in tables.items():
         before, mark, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->\n")

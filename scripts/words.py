@@ -1,7 +1,7 @@
 """Count words in the project's prose, per 1,000 words.
 
-`words.py` prints a table, `words.py GROUP [PATH]` the lines that use a group's words. The groups
-are words that read like a translation if they are frequent, and the field's own words for
+`words.py` prints a table, `words.py GROUP [PATH]` the lines that use a group's words. Some groups
+have words that read like a translation if they are frequent. Others have the field's own words, for
 comparison. No test depends on a count.
 """
 

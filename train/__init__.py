@@ -1,1 +1,1 @@
-"""Trains the demo model: its networks, data, optimiser and script. Not part of the wheel."""
+"""Training of the demo model: networks, data, optimiser and script. Not part of the wheel."""

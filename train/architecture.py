@@ -1,8 +1,5 @@
-"""The demo model's architecture (Qwen3-VL, small), its first weights, and the files of its folder.
-
-Owns: the sizes, the initialisation, and everything in the model folder but the card. Needs
-transformers (training only).
-Does not know: tasks, batches or the training schedule.
+"""The demo model's architecture (a small Qwen3-VL), its initial weights, and the files of its
+folder, except for the model card. Needs transformers.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ MAX_LENGTH = 32768
 MIN_PIXELS = 64 * 64
 MAX_PIXELS = 2560 * 1440
 VOCABULARY = 480
-WIDTH = 192  # of the language model and of a merged picture token
-FACTOR = 32  # pixels per merged cell: patch 16, merge 2
+WIDTH = 192  # hidden size of the language model, and of a merged image token
+FACTOR = 32  # pixels per merged token: patch size 16, merge size 2
 
 
 def build_config() -> Qwen3VLConfig:
-    """3.6 M parameters: a vision tower of 4 layers (128 wide) and a language model of 4 layers (192
-    wide).
+    """Return a configuration with 3.6 M parameters: a vision encoder with 4 layers of width 128,
+    and a language model with 4 layers of width 192.
     """
     token = {name: i for i, name in enumerate(SPECIAL)}
     text = {
@@ -77,8 +74,9 @@ def build_config() -> Qwen3VLConfig:
 
 
 def build_model(seed: int) -> Qwen3VLForConditionalGeneration:
-    """The library's own class with fan-in weights in float32; at this width the library's std of
-    0.02 does not learn.
+    """Return transformers' model in float32 with weights scaled by fan-in.
+
+    At this width, the library's standard deviation of 0.02 does not train.
     """
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration._from_config(
@@ -99,15 +97,15 @@ def build_model(seed: int) -> Qwen3VLForConditionalGeneration:
 
 @torch.no_grad()
 def _look_nearby(attention: Any, sharpness: float = 4.0) -> None:
-    """Let each head begin by attending to one neighbouring patch, through the biases of query and
-    key alone.
+    """Initialize each head to attend to one neighbouring patch, using only the biases of query and
+    key.
 
-    With biases q, k a rotary score is a sum of cos(f * (distance - offset)) over the frequencies f;
-    the two highest of either axis are given the amplitude `sharpness`. A tower that must first find
-    out what is near learns to read far more slowly.
+    With biases q and k, a rotary score is a sum of cos(f * (distance - offset)) over the
+    frequencies f. The two highest of each axis get the amplitude `sharpness`. Without this, the
+    vision encoder must first learn which patches are near, and learns to read much more slowly.
     """
     heads, head = attention.num_heads, attention.head_dim
-    half = head // 2  # of the angles, the first half belongs to rows, the second to columns
+    half = head // 2  # the first half of the angles is for rows, the second for columns
     frequency = 1.0 / (10000.0 ** (torch.arange(0, half, 2).float() / half))
     query, key = torch.zeros(heads, head), torch.zeros(heads, head)
     for number, offset in enumerate(((0, 1), (0, -1), (1, 0), (-1, 0))):
@@ -130,7 +128,7 @@ def _look_nearby(attention: Any, sharpness: float = 4.0) -> None:
 
 
 def write_settings(folder: Path) -> None:
-    """Write every file of the model folder but the weights and the card."""
+    """Write every file of the model folder except for the weights and the card."""
     folder.mkdir(parents=True, exist_ok=True)
     config = build_config()
     config.dtype = torch.bfloat16
@@ -157,8 +155,8 @@ def write_settings(folder: Path) -> None:
 
 
 def write_weights(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
-    """Write the weights in bfloat16 as one model.safetensors with the library's names (tied head
-    left out).
+    """Write the weights in bfloat16 to one model.safetensors, by the library's names and without
+    the tied head.
     """
     named = {
         name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"

@@ -1,11 +1,10 @@
-"""Training batches: drawn conversations as tensors.
+"""Training batches: random conversations as tensors.
 
-Owns: the picture preprocessing of training, the rendering of a conversation as tokens (as the chat
-template does it), the three-axis positions, and the labels of the dense head. Does not know: the
-model or the schedule.
+This includes image preprocessing, rendering of conversations as tokens (as the chat template does),
+mRoPE positions, and the labels of the dense head.
 
-A batch is rectangular: every conversation has the same number of pictures, and the k-th pictures
-have the same grid, while the drawn sizes differ and are seldom multiples of 32.
+A batch is rectangular: all conversations have the same number of images, and the k-th images have
+the same grid. The drawn sizes differ, and are seldom multiples of 32.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ COLOUR_NAMES = tuple(COLOURS)
 def smart_resize(
     height: int, width: int, low: int = MIN_PIXELS, high: int = MAX_PIXELS
 ) -> tuple[int, int]:
-    """Qwen's target size: both sides multiples of 32, the area within limits, the ratio about
-    kept.
+    """Return Qwen's target size (rows, columns): both sides are multiples of 32, the area is within
+    the limits, and the aspect ratio is approximately preserved.
     """
     rows, cols = round(height / FACTOR) * FACTOR, round(width / FACTOR) * FACTOR
     rows, cols = max(rows, FACTOR), max(cols, FACTOR)
@@ -79,9 +78,7 @@ def smart_resize(
 
 
 def preprocess(image: Image.Image) -> Tensor:
-    """A picture of any size -> uint8 [H, W, 3], both sides multiples of 32, as the server's
-    processor resizes it.
-    """
+    """Resize an image as the server does. Returns uint8 [H, W, 3], with H and W multiples of 32."""
     pixels = torch.from_numpy(np.array(image.convert("RGB")))
     height, width = smart_resize(image.height, image.width)
     if (height, width) == (image.height, image.width):
@@ -95,7 +92,7 @@ def preprocess(image: Image.Image) -> Tensor:
 
 
 def roughen(rng: random.Random, image: Image.Image) -> Image.Image:
-    """What pictures go through before they arrive: sometimes rescaled and back, sometimes JPEG."""
+    """Degrade some images like real ones: rescale them and back, or compress them as JPEG."""
     if rng.random() < 0.15:
         scale = rng.uniform(0.7, 1.6)
         method = rng.choice(
@@ -110,27 +107,27 @@ def roughen(rng: random.Random, image: Image.Image) -> Image.Image:
     return image
 
 
-# Labels of the dense head: what stands in each merged cell of 32 x 32 px
+# Labels of the dense head: the contents of each merged cell of 32 x 32 px
 
 
 @dataclass(frozen=True)
 class CellLabels:
-    """0 is "nothing", -1 "do not ask".
+    """Labels of all cells. 0 is "empty", -1 is ignored by the loss.
 
-    A cell has 4 x 2 slots of 8 x 16 px for characters and 2 x 2 patches of 16 px for things.
+    A cell has 4 x 2 slots of 8 x 16 px for characters, and 2 x 2 patches of 16 px for shapes.
     """
 
     characters: Tensor  # int64 [N, cells, 8]
     shapes: Tensor  # int64 [N, cells, 4]
     colours: Tensor  # int64 [N, cells, 4]
-    centres: Tensor  # int64 [N, cells, 4]; 1 where a thing has its centre
-    character_ranks: Tensor  # int64 [N, cells, 8]; the how-manieth of its line
-    thing_ranks: Tensor  # int64 [N, cells, 4]; the how-manieth from the left; -1 on pages
+    centres: Tensor  # int64 [N, cells, 4]; 1 for the patch with a shape's centre
+    character_ranks: Tensor  # int64 [N, cells, 8]; position in its line, from 1
+    thing_ranks: Tensor  # int64 [N, cells, 4]; position from the left, from 1; -1 on pages
 
 
 def label_cells(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
-    """Labels of one picture on a grid of rows x cols cells, in the order of `CellLabels`, each
-    [cells, slots].
+    """Return the labels of one image on a grid of rows x cols cells, in the order of `CellLabels`,
+    each [cells, slots].
     """
     characters, character_ranks = _label_characters(scene, rows, cols)
     shapes, colours, centres, thing_ranks = _label_things(scene, rows, cols)
@@ -149,7 +146,7 @@ def label_cells(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
 
 
 def _label_characters(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
-    """Characters and their ranks, each [rows * 2, cols * 4]."""
+    """Return the characters and their ranks, each [rows * 2, cols * 4]."""
     across, down = cols * FACTOR / scene.width, rows * FACTOR / scene.height
     characters, ranks = (np.zeros((rows * 2, cols * 4), dtype=np.int64) for _ in range(2))
     ys, xs = (np.arange(rows * 2)[:, None] + 0.5) * 16, (np.arange(cols * 4)[None, :] + 0.5) * 8
@@ -169,7 +166,7 @@ def _label_characters(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int
 
 
 def _label_things(scene: Scene, rows: int, cols: int) -> list[NDArray[np.int64]]:
-    """Shapes, colours, centres and ranks, each [rows * 2, cols * 2]."""
+    """Return shapes, colours, centres and ranks, each [rows * 2, cols * 2]."""
     across, down = cols * FACTOR / scene.width, rows * FACTOR / scene.height
     shapes, colours, centres, ranks = (
         np.zeros((rows * 2, cols * 2), dtype=np.int64) for _ in range(4)
@@ -201,7 +198,7 @@ def _encode(text: str) -> tuple[int, ...]:
 
 
 def render_prompt(turn: Exchange, first_picture: int, text_first: bool = False) -> str:
-    """A turn as the chat template renders it, up to where the answer begins; pictures count from
+    """Render a turn like the chat template, up to the start of the answer. Images are numbered from
     `first_picture`.
     """
     labels = "".join(
@@ -216,20 +213,20 @@ def render_prompt(turn: Exchange, first_picture: int, text_first: bool = False) 
 class TokenRow:
     """One conversation as tokens.
 
-    `answers` holds (place of the token before, token, number of the turn).
+    `answers` has (index of the preceding token, token, index of the turn) for each answer token.
     """
 
     tokens: list[int] = field(default_factory=list)
     positions: list[tuple[int, int, int]] = field(default_factory=list)
-    pictures: list[int] = field(default_factory=list)  # places of the picture tokens
+    pictures: list[int] = field(default_factory=list)  # indices of the image tokens
     answers: list[tuple[int, int, int]] = field(default_factory=list)
     pointers: list[tuple[int, Pointer]] = field(
         default_factory=list
-    )  # with the place of the token before
+    )  # with the index of the preceding token
     next_position: int = 0
 
     def add_text(self, ids: Sequence[int], turn: int | None = None) -> None:
-        """Append text; tokens of an answer carry the number of their turn."""
+        """Append text. Tokens of an answer are recorded with the index of their turn."""
         for token in ids:
             if turn is not None:
                 self.answers.append((len(self.tokens) - 1, token, turn))
@@ -238,9 +235,7 @@ class TokenRow:
             self.next_position += 1
 
     def add_picture(self, rows: int, cols: int) -> None:
-        """Append a picture's tokens; the next text position is beyond the larger side (Qwen's
-        mRoPE).
-        """
+        """Append an image's tokens. The next position follows the larger side (Qwen's mRoPE)."""
         start = self.next_position
         for row in range(rows):
             for col in range(cols):
@@ -253,8 +248,8 @@ class TokenRow:
 def tokenise(
     task: Task, grids: Sequence[tuple[int, int]], system: str = "", text_first: bool = False
 ) -> TokenRow:
-    """The whole conversation with its answers; `grids` are (rows, cols) of cells for all pictures
-    in their order.
+    """Return the entire conversation with its answers. `grids` has (rows, cols) of cells for each
+    image in order.
     """
     row = TokenRow()
     if system:
@@ -277,8 +272,8 @@ def tokenise(
 def _place_pointers(
     turn: Exchange, shown: Sequence[Scene], start: int
 ) -> list[tuple[int, Pointer]]:
-    """Each pointer of an answer whose first token stands at `start`, with the place of the token
-    before its word's.
+    """Return each pointer of an answer, whose first token has index `start`, with the index of the
+    token before its word.
     """
     offsets = _tokenizer().encode(turn.answer, add_special_tokens=False).offsets
     return [
@@ -294,36 +289,34 @@ def _place_pointers(
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Conversations and their pictures as tensors; B conversations, P pictures each."""
+    """B conversations with P images each, as tensors."""
 
     pixels: tuple[Tensor, ...]  # P x uint8 [B, H, W, 3]
     labels: tuple[CellLabels, ...]  # P
     tokens: Tensor  # int64 [B, L]
     positions: Tensor  # int64 [3, B, L]
-    picture_rows: (
-        Tensor  # int64 [R]: places in the flattened tokens, by picture, conversation, cell
-    )
-    answer_rows: Tensor  # int64 [A]: places whose next token is an answer's
+    picture_rows: Tensor  # int64 [R]: indices in the flattened tokens, by image, conversation, cell
+    answer_rows: Tensor  # int64 [A]: indices whose next token is part of an answer
     answers: Tensor  # int64 [A]
     answer_turns: Tensor  # int64 [A]: index into `kinds`
     kinds: tuple[str, ...]
-    # int64 [Q]: places in the flattened tokens whose next token names something in a picture
+    # int64 [Q]: indices in the flattened tokens whose next token names something in an image
     look_from: Tensor
-    look_at: Tensor  # bool [Q, L]: the picture tokens of the same conversation that show it
+    look_at: Tensor  # bool [Q, L]: image tokens of the same conversation that show it
 
 
 @dataclass(frozen=True)
 class Mix:
-    """How batches are drawn."""
+    """Parameters of random batches."""
 
     level: Difficulty
-    largest: int  # px, the longest side
-    patches: int  # about so many patches in a batch
-    rows: int  # at most so many conversations in a batch
-    weights: tuple[float, ...] = (1.0,)  # of conversations with 1, 2, 3, 4 pictures
-    turns: tuple[int, int] = (2, 4)  # of a conversation, at the least and at the most
-    reading: float = 0.45  # share of text among conversations on one picture
-    page_share: float = 0.7  # of the pictures that are for the dense loss alone
+    largest: int  # px, maximum side of an image
+    patches: int  # approximate number of patches per batch
+    rows: int  # maximum number of conversations per batch
+    weights: tuple[float, ...] = (1.0,)  # of conversations with 1, 2, 3, 4 images
+    turns: tuple[int, int] = (2, 4)  # minimum and maximum per conversation
+    reading: float = 0.45  # fraction of text among conversations about one image
+    page_share: float = 0.7  # fraction of pages among images that only have a dense loss
 
 
 def _draw_grids(rng: random.Random, mix: Mix) -> list[tuple[int, int]]:
@@ -337,7 +330,7 @@ def _draw_grids(rng: random.Random, mix: Mix) -> list[tuple[int, int]]:
 
 
 def _size_for(rng: random.Random, grid: tuple[int, int]) -> tuple[int, int]:
-    """A random (width, height) that is resized to this grid."""
+    """Return a random (width, height) that is resized to this grid."""
     while True:
         height, width = (max(64, side * FACTOR + rng.randint(-16, 16)) for side in grid)
         if smart_resize(height, width) == (grid[0] * FACTOR, grid[1] * FACTOR):
@@ -356,7 +349,7 @@ def _with_small_talk(rng: random.Random, task: Task) -> Task:
 def _stack_pictures(
     rng: random.Random, scenes: Sequence[Sequence[Scene]], grids: Sequence[tuple[int, int]]
 ) -> tuple[list[Tensor], list[CellLabels]]:
-    """Draw the k-th pictures of all conversations, for every k."""
+    """Draw the k-th images of all conversations, for every k."""
     pixels, labels = [], []
     for k, (rows, cols) in enumerate(grids):
         column = [row[k] for row in scenes]
@@ -374,8 +367,8 @@ def _page_or_scene(draw: Draw, size: tuple[int, int], letters: str, page_share: 
 
 
 def draw_pictures(seed: str, mix: Mix) -> tuple[Tensor, CellLabels]:
-    """Single pictures of one grid for the first stage: uint8 [N, H, W, 3] and the labels of their
-    cells.
+    """Draw single images with the same grid for the first stage. Returns uint8 [N, H, W, 3] and the
+    labels of their cells.
     """
     rng = random.Random(seed)
     draw = Draw(rng, mix.level, training_fonts())
@@ -391,14 +384,14 @@ def draw_pictures(seed: str, mix: Mix) -> tuple[Tensor, CellLabels]:
 
 
 def draw_batch(seed: str, mix: Mix) -> TrainingBatch:
-    """A batch of conversations, the same for the same seed and mix."""
+    """Draw a batch of conversations, which only depends on the seed and `mix`."""
     rng = random.Random(seed)
     draw = Draw(rng, mix.level, training_fonts())
     grids = _draw_grids(rng, mix)
     cells = sum(rows * cols for rows, cols in grids)
     count = max(4, min(mix.rows, mix.patches // (4 * cells)))
-    # The same number of turns for all, so that little is padded. Text alone is asked for mostly
-    # once: a second answer is a copy.
+    # All have the same number of turns, so that there is little padding. Conversations about text
+    # mostly have one question, because a second answer would be a copy.
     weights: tuple[float, ...] | None = None
     turns = rng.randint(*mix.turns)
     if len(grids) == 1:
@@ -439,7 +432,7 @@ def _assemble(
     edges = np.cumsum([0] + [r * c for r, c in grids])
     places = (
         torch.tensor([row.pictures for row in rows]) + torch.arange(len(rows))[:, None] * length
-    )  # [B, cells of all pictures]
+    )  # [B, cells of all images]
     picture_rows = torch.cat(
         [places[:, edges[k] : edges[k + 1]].reshape(-1) for k in range(len(grids))]
     )
@@ -462,7 +455,7 @@ def _assemble(
 def _look(
     rows: Sequence[TokenRow], labels: Sequence[CellLabels], edges: NDArray[np.int64], length: int
 ) -> tuple[Tensor, Tensor]:
-    """`look_from` and `look_at` of a batch."""
+    """Return `look_from` and `look_at` of a batch."""
     sources: list[int] = []
     targets: list[Tensor] = []
     for b, row in enumerate(rows):

@@ -1,9 +1,9 @@
 """Held-out accuracy of the demo model through an OpenAI-compatible API: `python -m
-train.evaluate --base-url URL --num-prompts 200`, beside `saccade serve`.
+train.evaluate --base-url URL --num-prompts 200` while `saccade serve` is running.
 
-Owns: the asking, the scoring (exact text), the table and the JSON. Does not know: which server or
-model answers. Pictures are sent as PNG data URLs of any size (sides of 96 to 256 px, seldom
-multiples of 32). In a chat the model's own answers stay in the history.
+An answer is correct if its text is exactly the expected one. Images are sent as PNG data URLs of
+various sizes (sides of 96 to 256 px, seldom multiples of 32). In a chat, the history has the
+model's own answers.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from saccade_bench.drawn.tasks import SKILLS, Exchange, Task, held_out
 
 ChatMessage = dict[str, Any]
 Ask = Callable[[list[ChatMessage]], str]
-"""The whole contract of a model: OpenAI chat messages in, text out."""
+"""The interface of a model: takes OpenAI chat messages and returns text."""
 READING = ("number", "word")
 LARGE, ANY_SIZE = 28, 10_000
-"""Text of at least so many px is shown apart: a digit then is about as wide as a patch of the
-vision tower.
+"""Text of at least this size in px is also scored separately: a digit is then about as wide as a
+patch of the vision encoder.
 """
 
 
 @dataclass(frozen=True)
 class Miss:
-    """One wrong answer."""
+    """A wrong answer."""
 
     seed: int
     question: str
@@ -57,7 +57,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy of one skill; `error` is the standard error of the share."""
+    """Accuracy of one skill. `error` is the standard error of the accuracy."""
 
     skill: str
     fonts: str
@@ -81,7 +81,7 @@ def data_url(scene: Scene) -> str:
 
 
 def user_message(turn: Exchange) -> ChatMessage:
-    """A turn as an OpenAI message: its images, then the question; plain text without images."""
+    """Return a turn as an OpenAI message: its images, then the question."""
     if not turn.scenes:
         return {"role": "user", "content": turn.question}
     scenes = [{"type": "image_url", "image_url": {"url": data_url(scene)}} for scene in turn.scenes]
@@ -89,7 +89,7 @@ def user_message(turn: Exchange) -> ChatMessage:
 
 
 def ask_task(ask: Ask, task: Task) -> list[str]:
-    """The answers to all turns; each turn sees the whole chat so far with the model's own
+    """Return the answers to all turns. Each turn sends the entire chat so far, with the model's own
     answers.
     """
     messages: list[ChatMessage] = []
@@ -104,7 +104,7 @@ def ask_task(ask: Ask, task: Task) -> list[str]:
 def score_skill(
     ask: Ask, skill: str, seeds: Sequence[int], fonts: tuple[str, ...], label: str, threads: int
 ) -> Score:
-    """Ask `len(seeds)` tasks of a skill. In "chat" every turn counts as one question."""
+    """Ask `len(seeds)` tasks of a skill. In "chat", every turn counts as one question."""
     tasks = [held_out(skill, seed, fonts) for seed in seeds]
     with ThreadPoolExecutor(threads) as pool:
         answered = pool.map(lambda task: ask_task(ask, task), tasks)
@@ -119,8 +119,8 @@ def score_skill(
 
 
 def font_sets() -> dict[str, tuple[str, ...]]:
-    """The fonts of the three rows of reading: Pillow's own, all training fonts, and fonts never
-    trained on.
+    """Return the sets of fonts for which reading is scored: Pillow's built-in font, all training
+    fonts, and fonts that are never used in training.
     """
     sets: dict[str, tuple[str, ...]] = {"default": (DEFAULT_FONT,)}
     if len(training_fonts()) > 1:
@@ -132,7 +132,7 @@ def font_sets() -> dict[str, tuple[str, ...]]:
 
 
 def of_size(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], sizes: range) -> Score:
-    """The part of a reading skill's score for texts of these sizes (px)."""
+    """Return the part of a reading skill's score for texts of these sizes (px)."""
 
     def size(seed: int) -> int:
         text = held_out(score.skill, seed, fonts).turns[0].scenes[0].text
@@ -152,7 +152,7 @@ def of_size(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], sizes: r
 def evaluate(
     ask: Ask, count: int, skills: Sequence[str] = SKILLS, first: int = 0, threads: int = 4
 ) -> list[Score]:
-    """Scores of all skills, `count` tasks each from seed `first` on; the reading skills once for
+    """Score all skills, with `count` tasks each from seed `first` on. Reading skills are scored for
     each set of fonts, and by text size.
     """
     seeds = range(first, first + count)
@@ -200,9 +200,9 @@ def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
 
 @contextmanager
 def http_asker(base_url: str, model: str | None, key: str | None) -> Iterator[Ask]:
-    """Ask an OpenAI-compatible server, greedily.
+    """Yield a function that asks an OpenAI-compatible server, with greedy sampling.
 
-    Raises httpx's errors, HTTPStatusError with the server's reply in its message.
+    Raises httpx's errors. HTTPStatusError has the server's reply in its message.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     root = base_url.rstrip("/").removesuffix("/v1")

@@ -2,9 +2,9 @@
 train.mechanisms`.
 
 A mechanism that is exact must not change an answer. One that rounds (bfloat16, 8 or 4 bits) may
-change some, and must not lose accuracy beyond the standard error. The tasks are those of
-`train.evaluate`, of held-out seeds. Chats keep the model's own answers, so that caches are used
-within a run. Each row is a server of its own.
+change some, but must not lose more accuracy than the standard error. Tasks are those of
+`train.evaluate`, with held-out seeds. Chats keep the model's own answers, so that caches are used
+within a run. Each row is measured on a separate server.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "int4": ("--dtype", "bfloat16", "--quantization", "int4"),
 }
 AGAIN = "float32, the same again"
-"""Asks every question twice: the second answers, for which all is cached, count."""
+"""Asks every question twice, and scores the second answers, for which everything is cached."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Right answers of all, and every answer by its question."""
+    """The number of correct answers and of questions, and every answer by its question."""
 
     right: int
     count: int
@@ -67,7 +67,7 @@ class Result:
 
 
 def recorded(ask: Ask, answers: dict[str, str]) -> Ask:
-    """Return `ask`, which also adds each answer to `answers`, by its messages as JSON."""
+    """Return a wrapper of `ask` that adds each answer to `answers`, by its messages as JSON."""
 
     def asked(messages: list[ChatMessage]) -> str:
         key = json.dumps(messages)
@@ -78,7 +78,7 @@ def recorded(ask: Ask, answers: dict[str, str]) -> Ask:
 
 
 def measure(name: str, count: int, threads: int, scratch: Path) -> Result:
-    """Evaluate a server with the options of a row: `count` tasks of each skill."""
+    """Score a server with the options of a row, with `count` tasks of each skill."""
     answers: dict[str, str] = {}
     with (
         serving("demo", scratch, *ROWS[name], threads=threads) as server,
@@ -86,7 +86,7 @@ def measure(name: str, count: int, threads: int, scratch: Path) -> Result:
     ):
         for _ in range(1 + (name == AGAIN)):
             scores = evaluate(recorded(ask, answers), count, SKILLS)
-    whole = [score for score in scores if " px" not in score.fonts]  # others are parts of these
+    whole = [score for score in scores if " px" not in score.fonts]  # others are subsets of these
     right = sum(score.right for score in whole)
     return Result(right, sum(score.count for score in whole), answers)
 

@@ -1,13 +1,11 @@
-"""A lean forward pass of Qwen3-VL for training: the library's parameters, without its generality.
+"""A fast forward pass of Qwen3-VL for training, with the library's parameters.
 
-Owns: the forward of the vision tower and of the language model for rectangular batches of still
-pictures.
-Does not know: tasks, losses or optimisers. It must agree with the library's own forward:
-`tests/demo` and `train` check it.
+It supports rectangular batches of still images, and must agree with the library's own forward pass,
+which `tests/demo` and `train` check.
 
-What makes it lean: all pictures of a call have one size, so attention is two plain matrix products;
-the duplicated frame of a still picture is folded into the patch weights; positions are made once
-per grid.
+It is fast because all images of a call have one size, so that attention is two plain matrix
+products; because the duplicated frame of a still image is folded into the patch weights; and
+because positions are computed once per grid.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Model = Any
-"""transformers' Qwen3VLForConditionalGeneration; its modules are too loosely typed to be checked.
+"""transformers' Qwen3VLForConditionalGeneration, whose modules are not typed well enough to check.
 """
 
 
 @lru_cache(maxsize=1024)
 def _merged_order(rows: int, cols: int) -> tuple[Tensor, Tensor]:
-    """Row and column of every patch, in the order of the merged cells (2 x 2 patches each)."""
+    """Return the row and column of every patch, in the order of merged cells (2 x 2 patches)."""
     row = torch.arange(rows).view(rows // 2, 1, 2, 1).expand(-1, cols // 2, -1, 2).reshape(-1)
     col = torch.arange(cols).view(1, cols // 2, 1, 2).expand(rows // 2, -1, 2, -1).reshape(-1)
     return row, col
@@ -34,7 +32,7 @@ def _merged_order(rows: int, cols: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1024)
 def _vision_rotary(rows: int, cols: int, head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of the tower's axial rotary embedding, each [patches, head]."""
+    """Return cos and sin of the vision encoder's 2D RoPE, each [patches, head]."""
     row, col = _merged_order(rows, cols)
     frequency = 1.0 / (10000.0 ** (torch.arange(0, head // 2, 2).float() / (head // 2)))
     angle = torch.cat([row[:, None] * frequency, col[:, None] * frequency], dim=-1)
@@ -44,8 +42,8 @@ def _vision_rotary(rows: int, cols: int, head: int, dtype: torch.dtype) -> tuple
 
 @lru_cache(maxsize=1024)
 def _interpolation(rows: int, cols: int, side: int, dtype: torch.dtype) -> Tensor:
-    """Bilinear weights from the learned position grid to a picture's patches: [patches, side *
-    side].
+    """Return bilinear weights from the learned position grid to an image's patches,
+    [patches, side * side].
     """
 
     def axis(count: int) -> Tensor:  # [count, side]
@@ -58,8 +56,8 @@ def _interpolation(rows: int, cols: int, side: int, dtype: torch.dtype) -> Tenso
 
 
 def patchify(pixels: Tensor) -> Tensor:
-    """uint8 [N, H, W, 3] -> uint8 [N, patches, 3 * 16 * 16], patches in merged order; H and W are
-    multiples of 32.
+    """Convert uint8 [N, H, W, 3] to uint8 [N, patches, 3 * 16 * 16], with patches in merged order.
+    H and W must be multiples of 32.
     """
     count, height, width, _ = pixels.shape
     cells = pixels.view(count, height // 32, 2, 16, width // 32, 2, 16, 3)
@@ -72,9 +70,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Plain softmax attention; q is already scaled.
+    """Compute softmax attention with q already scaled.
 
-    [N, heads, T, D] -> [N, T, heads * D] and the shares [N, heads, T, T]
+    Takes [N, heads, T, D] and returns [N, T, heads * D] and the attention weights [N, heads, T, T].
     """
     scores = q @ k.transpose(-1, -2)
     if mask is not None:
@@ -84,7 +82,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tenso
 
 
 def _merge(merger: Any, x: Tensor) -> Tensor:
-    """[N, patches, D] -> [N, cells, out]"""
+    """Merge patches: [N, patches, D] -> [N, cells, out]."""
     cells = (x.shape[0], x.shape[1] // 4, merger.hidden_size)
     x = (
         merger.norm(x.reshape(cells))
@@ -95,8 +93,8 @@ def _merge(merger: Any, x: Tensor) -> Tensor:
 
 
 def encode_pictures(model: Model, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """uint8 [N, H, W, 3] -> embeddings [N, cells, D] and the deepstack features, each [N, cells,
-    D].
+    """Encode uint8 [N, H, W, 3]. Returns embeddings [N, cells, D] and deepstack features, each
+    [N, cells, D].
     """
     tower = model.model.visual
     weight = tower.patch_embed.proj.weight  # [D, 3, 2, 16, 16]
@@ -128,7 +126,7 @@ def _norm(norm: Any, x: Tensor) -> Tensor:
 def _text_rotary(
     positions: Tensor, head: int, sections: list[int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Interleaved mRoPE: positions [3, B, L] -> cos, sin [B, 1, L, head]."""
+    """Return cos and sin of interleaved mRoPE, each [B, 1, L, head], for positions [3, B, L]."""
     frequency = 1.0 / (10000.0 ** (torch.arange(0, head, 2).float() / head))
     angles = positions[..., None].float() * frequency  # [3, B, L, head / 2]
     angle = angles[0].clone()
@@ -140,11 +138,11 @@ def _text_rotary(
 
 
 class Read(NamedTuple):
-    """What the language model made of a batch."""
+    """Outputs of the language model for a batch."""
 
     hidden: Tensor  # [B * L, D] after the last norm
     early: Tensor  # [B * L, D] after two layers
-    looking: Tensor  # [B, L, L]: where the first head of the third layer looks
+    looking: Tensor  # [B, L, L]: attention weights of the first head of the third layer
 
 
 def read_tokens(
@@ -155,10 +153,10 @@ def read_tokens(
     embeddings: Tensor,
     deepstack: list[Tensor],
 ) -> Read:
-    """The language model: tokens [B, L], positions [3, B, L] -> what training needs of it.
+    """Run the language model on tokens [B, L] with positions [3, B, L].
 
-    `rows` [R] are the places, in the flattened batch, of the picture tokens; `embeddings` and each
-    of `deepstack` [R, D].
+    `rows` [R] are the indices of image tokens in the flattened batch. `embeddings` and each of
+    `deepstack` are [R, D].
     """
     text = model.model.language_model
     config = model.config.text_config
@@ -196,5 +194,5 @@ def read_tokens(
 
 
 def logits(model: Model, hidden: Tensor) -> Tensor:
-    """[R, D] -> float32 [R, vocabulary]"""
+    """Return float32 logits [R, vocabulary] for hidden states [R, D]."""
     return F.linear(hidden, model.model.language_model.embed_tokens.weight).float()

@@ -1,8 +1,6 @@
-"""The optimiser of the demo model's training: Muon for matrices, Adam for the rest, float32 masters
-of bfloat16 weights.
+"""The optimiser of the demo model's training: Muon for matrices and Adam for the rest, with float32
+master copies of bfloat16 weights.
 
-Owns: the master weights and the moments. Does not know: losses, batches or the schedule (the
-learning rate is passed in).
 Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scaled to Adam's step size as
 in Liu et al. 2025, arXiv 2502.16982.
 """
@@ -18,8 +16,8 @@ from torch import Tensor, nn
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz iteration: [K, M, N] -> about the nearest matrices with singular values 1, in
-    bfloat16.
+    """Return the approximately nearest matrices [K, M, N] with singular values 1, in bfloat16, by
+    Newton-Schulz iteration.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16()
@@ -34,9 +32,9 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimiser:
-    """Steps the bfloat16 weights of a model through float32 masters.
+    """Updates the bfloat16 weights of a model through float32 master copies.
 
-    Gradients are gathered in float32 with `gather`.
+    `gather` accumulates gradients in float32.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Optimiser:
         }
         self.gradients = {name: torch.zeros_like(master) for name, master in self.masters.items()}
         self.first = {name: torch.zeros_like(master) for name, master in self.masters.items()}
-        # (rows, columns) -> names; the patch embedding counts as a matrix of flattened patches
+        # (rows, columns) -> names; the patch embedding is treated as a matrix of flattened patches
         self.matrices: dict[tuple[int, int], list[str]] = {}
         for name, weight in self.weights.items():
             if weight.dim() > 2 or (
@@ -60,11 +58,11 @@ class Optimiser:
         self.second = {name: torch.zeros_like(self.masters[name]) for name in self.others}
         self.touched: set[str] = (
             set()
-        )  # weights that have had a gradient since the last step; the others rest
+        )  # weights with a gradient since the last step; others are not updated
         self.momentum, self.decay, self.step_count = momentum, decay, 0
 
     def gather(self, scale: float) -> None:
-        """Add the weights' gradients, scaled, to what will be stepped, and clear them."""
+        """Accumulate the weights' gradients, multiplied by `scale`, and clear them."""
         for name, weight in self.weights.items():
             if weight.grad is not None:
                 self.gradients[name].add_(weight.grad, alpha=scale)
@@ -73,7 +71,7 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, rate: float, clip: float = 1.0) -> float:
-        """One update with learning rate `rate`; returns the gradient's norm before clipping."""
+        """Update with learning rate `rate`. Returns the norm of the gradient before clipping."""
         self.step_count += 1
         norm = math.sqrt(
             sum(
@@ -123,8 +121,8 @@ class Optimiser:
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a saved state, the weights included; weights that it does not hold stay as they
-        are.
+        """Load a saved state, including the weights. Weights that it does not contain are
+        unchanged.
         """
         self.step_count = state["step"]
         for ours, theirs in (

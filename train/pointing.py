@@ -1,8 +1,7 @@
-"""Where to look for each word of an answer: the things or characters in the pictures that it names.
+"""Where to look for each word of an answer: the shapes or characters in the images that it names.
 
-Owns: the derivation of these places from a turn and its scenes. Does not know: cells, tokens or
-attention. Training lets one attention head be told where to look; nothing of this is used to
-answer.
+These positions are derived from a turn and its scenes. During training, they supervise one
+attention head. They are not used for inference.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from saccade_bench.drawn.tasks import Exchange, is_number
 
 @dataclass(frozen=True)
 class Pointer:
-    """The word at `start` of the answer is about a character or thing of picture `picture` (from
-    0).
+    """The word at `start` of the answer is about a character or shape in image `picture` (from 0).
 
-    `rank` counts characters along the line and things from the left, both from 1; 0 means all of
-    them.
+    `rank` is the position of the character in its line, or of the shape from the left, from 1. 0
+    means all of them.
     """
 
     start: int
@@ -30,8 +28,8 @@ class Pointer:
 
 
 def pointers(turn: Exchange, seen: Sequence[Scene]) -> list[Pointer]:
-    """The pointers of an answer; `seen` are all pictures of the chat so far, the turn's own
-    included.
+    """Return the pointers of an answer. `seen` are all images of the chat so far, including those
+    of this turn.
     """
     if turn.kind == "talk":
         return []
@@ -56,7 +54,7 @@ def pointers(turn: Exchange, seen: Sequence[Scene]) -> list[Pointer]:
 
 
 def _point_along(answer: str, scene: Scene, picture: int) -> list[Pointer]:
-    """Colour and shape of every thing, in the order in which the answer names them."""
+    """Point to the colour and kind of every shape, in the order in which the answer names them."""
     found, cursor = [], answer.find(" shows ") + 1
     lower = answer.lower()
     for shape in scene.shapes:
@@ -68,7 +66,7 @@ def _point_along(answer: str, scene: Scene, picture: int) -> list[Pointer]:
 
 
 def _point_to_named(answer: str, seen: Sequence[Scene]) -> list[Pointer]:
-    """The number of the picture in "The red circle is in picture 2." points to the circle."""
+    """Point from the image number in "The red circle is in picture 2." to the circle."""
     start = len(answer) - 2
     picture = int(answer[start]) - 1
     scene = seen[picture]

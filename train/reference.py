@@ -1,8 +1,5 @@
-"""The demo model answered by the library's own class: `python -m train.reference DIR -n 200`. Needs
-the dev extra.
-
-Owns: turning OpenAI messages into the library's inputs. Does not know: the server; this is the
-yardstick it is held against.
+"""The demo model's accuracy with transformers as the reference: `python -m train.reference DIR -n
+200`. Needs the dev extra.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from train.net import patchify
 
 
 def library_asker(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Ask:
-    """Greedy answers of a model folder through transformers; one request at a time."""
+    """Return a function with greedy answers of a model folder by transformers, one at a time."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
 

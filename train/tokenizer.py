@@ -1,10 +1,8 @@
 """The demo model's tokenizer and chat template.
 
-Owns: the vocabulary (Qwen's special tokens, 256 bytes, the words of the questions and answers) and
-`chat_template.jinja`.
-Does not know: pictures or tensors. Words that are read from pictures stay spelled letter by letter:
-only whole words of the phrasings are tokens of their own, matched before any merge
-(`ignore_merges`), so every other text falls back to bytes.
+The vocabulary has Qwen's special tokens, 256 bytes, and the words of questions and answers. These
+words are matched before any merge (`ignore_merges`). All other text, such as words that are read
+from images, is spelled in bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ SPECIAL = (
     "<|video_pad|>",
 )
 
-# Qwen's own splitting: words with their leading space, single digits, punctuation, line ends.
+# Qwen's pre-tokenization: words with their leading space, single digits, punctuation, line ends.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,8 +43,8 @@ _JOINED = (".\n", "?\n", "!\n", ":", ",", ".", "?", "!", "\n\n", "\n")
 
 
 def vocabulary() -> list[str]:
-    """All tokens but the special ones, in the byte-level alphabet (a leading space is "Ġ"), without
-    repeats.
+    """Return all tokens except for the special ones, in the byte-level alphabet (a leading space is
+    "Ġ"), without duplicates.
     """
     words = _ROLES.split() + _PHRASES.split()
     for kind in (*SHAPES, "shape"):
@@ -67,7 +65,7 @@ def _to_byte_level(text: str) -> str:
 
 
 def build_tokenizer() -> Tokenizer:
-    """The tokenizer: special tokens have the lowest ids; any UTF-8 text survives encode and decode."""
+    """Return the tokenizer. Special tokens have the lowest ids. Any UTF-8 text can be encoded."""
     tokens = {token: i for i, token in enumerate((*SPECIAL, *vocabulary()))}
     tokenizer = Tokenizer(
         models.BPE(vocab=tokens, merges=[], ignore_merges=True, byte_fallback=False)

@@ -1,25 +1,21 @@
 """Train the demo model from random weights: `python -m train.train --out DIR`. Seeded; needs the
 dev extra.
 
-Owns: the stages, the losses, the checkpoints. Does not know: how pictures and questions are drawn,
-or how the model is served.
-
 Stages (see `STAGES`):
-    see      the vision tower alone, with a dense head that says what stands in each merged token's
-    cell
-    bind     the same, and the head also says the rank of each character and thing (first, second,
-    ...), and names what it sees
-             by the language model's own word embeddings, so that a picture token resembles the
-             words for it
-    answer   the whole model on easy conversations; loss on answers only; the dense loss fades
-    relate   harder and longer ones; after two layers a picture token must also know the number of
-    its picture
+    see      only the vision encoder, with a dense head that predicts the contents of each merged
+             token's cell
+    bind     the same; the head also predicts the rank of each character and shape (first, second,
+             ...), and names it by the language model's word embeddings, so that an image token
+             resembles the words for its contents
+    answer   the entire model on easy conversations; loss on answers only; the dense loss fades out
+    relate   harder and longer conversations; after two layers, an image token must also encode the
+             number of its image
     polish   the same at full difficulty
-    point    the same, and one attention head is told where to look for each word of an answer
-    read     the same with more and denser text, to a learning rate of zero
-    drill    the same, asking more for what is still weak (reading, counting, describing), to zero
-    once more
-Every stage ends in a checkpoint `DIR/<stage>.pt`; a run continues after the last one it finds.
+    point    the same; one attention head is trained to look at what each word of an answer is about
+    read     the same with more and denser text, down to a learning rate of zero
+    drill    the same with more of the weakest skills (reading, counting, describing), down to zero
+             again
+Every stage ends with a checkpoint `DIR/<stage>.pt`. A run resumes after the last one it finds.
 """
 
 from __future__ import annotations
@@ -60,31 +56,29 @@ from train.tokenizer import build_tokenizer
 class Stage:
     """One stage of training.
 
-    `rates` and `dense` are (at the start, at the end), linear in between.
+    `rates` and `dense` are the values at the start and at the end, interpolated linearly.
     """
 
     # steps
     name: str
     steps: int
     batches: int  # micro-batches per step
-    patches: int  # about so many patches per micro-batch
-    rows: int  # at most so many conversations per micro-batch
+    patches: int  # approximate number of patches per micro-batch
+    rows: int  # maximum number of conversations per micro-batch
     # learning
     rates: tuple[float, float]
     dense: tuple[float, float]  # weight of the dense loss
-    ramp: float  # share of the stage until full difficulty; 0 starts there
+    ramp: float  # fraction of the stage until full difficulty; 0: full from the start
     # what is shown
     start: float = 0.0  # difficulty at the start
     pictures: tuple[
         float, ...
-    ] = ()  # weights of conversations with 1, 2, 3, 4 pictures; none: no conversations
-    turns: tuple[int, int] = (2, 4)  # of a conversation, at the least and at the most
-    reading: float = 0.45  # share of text among conversations on one picture
-    pages: int = (
-        0  # patches of pictures for the dense loss alone, beside each micro-batch of conversations
-    )
-    page_share: float = 0.7  # of those pictures
-    pointing: float = 0.0  # weight of the loss that tells one head where to look
+    ] = ()  # weights of conversations with 1, 2, 3, 4 images; empty: no conversations
+    turns: tuple[int, int] = (2, 4)  # minimum and maximum per conversation
+    reading: float = 0.45  # fraction of text among conversations about one image
+    pages: int = 0  # patches of images that only have a dense loss, in addition to each micro-batch
+    page_share: float = 0.7  # fraction of pages among those images
+    pointing: float = 0.0  # weight of the loss that supervises one attention head
 
 
 STAGES = (
@@ -190,16 +184,16 @@ FOCUS: dict[str, tuple[tuple[float, float, float, float], float]] = {
     "read": ((1.5, 3, 5, 1.5), 0.55),
     "drill": ((3, 4, 1, 1), 0.3),
 }
-"""What is asked at full difficulty: weights of describe, count, colour, shape, and the share of
-"which picture". To find a thing by its shape, and by both its names in several pictures, is learned
-last but one; then the rest has its turn again.
+"""Questions at full difficulty: weights of describe, count, colour and shape, and the fraction of
+"which picture". Finding a shape by its kind, or by kind and colour in several images, is learned in
+the stages before the last. The last stage returns to the others.
 """
 
 
 class DenseHead(nn.Module):
-    """Says, from a merged token alone, which characters and things stand in its cell.
+    """Predicts which characters and shapes are in the cell of a merged token.
 
-    Used in training only.
+    Only used in training.
     """
 
     def __init__(self, width: int) -> None:
@@ -216,7 +210,7 @@ class DenseHead(nn.Module):
         self.number = nn.Linear(width, 4)
 
     def forward(self, cells: Tensor, labels: CellLabels) -> Tensor:
-        """What stands where: cells [N, cells, D] -> scalar."""
+        """Return the loss of the contents of cells [N, cells, D], a scalar."""
         parts = self.linear(cells.flatten(0, 1)).split(self.sizes, dim=-1)
         asked = (labels.characters, labels.shapes, labels.colours, labels.centres)
         return torch.stack(
@@ -224,15 +218,14 @@ class DenseHead(nn.Module):
         ).sum()
 
     def rank(self, cells: Tensor, labels: CellLabels) -> Tensor:
-        """Which of its line, which from the left: cells [N, cells, D] -> scalar."""
+        """Return the loss of the ranks of characters and shapes, a scalar, for [N, cells, D]."""
         parts = self.ranks(cells.flatten(0, 1)).split(self.rank_sizes, dim=-1)
         return balanced(parts[0], labels.character_ranks) + balanced(parts[1], labels.thing_ranks)
 
     def name(self, cells: Tensor, labels: CellLabels, words: Tensor) -> Tensor:
-        """The likeness of picture tokens to the words for what they show: cells [N, cells, D],
-        words [V, D] -> scalar.
+        """Return the loss of naming cells [N, cells, D] by word embeddings [V, D], a scalar.
 
-        A cell is named by one thing in it and by its leftmost character; "nothing" has the score 0.
+        A cell is named by one shape in it and by its leftmost character. "Empty" has a score of 0.
         """
         thing = (labels.shapes > 0).int().argmax(-1, keepdim=True)
         by_column = labels.characters.unflatten(-1, (2, 4)).transpose(-1, -2).flatten(-2)
@@ -251,7 +244,7 @@ class DenseHead(nn.Module):
 
 @lru_cache(maxsize=1)
 def name_tokens() -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids of the characters, the shapes and the colours, in the order of their labels."""
+    """Return the token ids of characters, shapes and colours, in the order of their labels."""
     tokenizer = build_tokenizer()
     groups = (
         list(CHARACTERS),
@@ -264,11 +257,11 @@ def name_tokens() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def balanced(scores: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy where something stands plus a third of that where nothing does; labels
-    below 0 are left out.
+    """Return the mean cross-entropy of non-empty slots, plus a third of that of empty ones. Labels
+    below 0 are ignored.
 
-    The two means are apart because all but a hundredth of the character slots are empty: in one
-    mean they drown the rest.
+    The means are separate because 99 % of the character slots are empty, which would dominate a
+    single mean.
     """
     target = labels.flatten()
     loss = F.cross_entropy(
@@ -279,9 +272,7 @@ def balanced(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 class Drawn(Dataset[Any]):
-    """The micro-batches of a stage by their index; the same whatever the number of worker
-    processes.
-    """
+    """The micro-batches of a stage by index. Independent of the number of worker processes."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
         self.stage, self.seed = stage, seed
@@ -300,7 +291,7 @@ class Drawn(Dataset[Any]):
 
 
 def mix_at(stage: Stage, progress: float) -> Mix:
-    """The difficulty at a point of a stage; `progress` in [0, 1)."""
+    """Return the difficulty at a point of a stage. `progress` is in [0, 1)."""
     hard = (
         1.0
         if stage.ramp == 0
@@ -331,16 +322,14 @@ def mix_at(stage: Stage, progress: float) -> Mix:
 
 
 def page_mix(stage: Stage) -> Mix:
-    """The pictures for the dense loss alone, beside the conversations."""
+    """Return the parameters of the images that only have a dense loss."""
     return Mix(
         Difficulty(random_words=0.6), 256, stage.pages, stage.rows, page_share=stage.page_share
     )
 
 
 class Trainer:
-    """The model with its dense head and optimiser, and what is counted between two lines of the
-    log.
-    """
+    """The model with its dense head and optimiser, and the statistics since the last log line."""
 
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed = out, seed
@@ -422,14 +411,14 @@ class Trainer:
         return loss + weight * (dense + seen)
 
     def _see(self, drawn: tuple[Tensor, CellLabels], bind: bool) -> Tensor:
-        """The dense loss of single pictures."""
+        """Return the dense loss of single images."""
         pixels, labels = drawn
         cells, _ = encode_pictures(self.model, pixels)
         self._count_seen(cells.detach(), labels)
         return self._dense(cells, labels, bind)
 
     def _dense(self, cells: Tensor, labels: CellLabels, bind: bool) -> Tensor:
-        """What stands in each cell and, where the stage binds, the ranks and the names."""
+        """Return the loss of the contents of cells, and that of ranks and names if `bind`."""
         dense: Tensor = self.head(cells, labels)
         self.sums["dense"] += float(dense.detach())
         if not bind:
@@ -442,8 +431,8 @@ class Trainer:
 
     @torch.no_grad()
     def _count_seen(self, cells: Tensor, labels: CellLabels) -> None:
-        """Count the slots with characters, ranks of characters and ranks of things that the head
-        gets right.
+        """Count the non-empty slots whose characters, character ranks or shape ranks the head
+        predicts correctly.
         """
         characters = self.head.linear(cells)[..., : self.head.sizes[0]].unflatten(-1, (8, -1))
         of_line, of_things = self.head.ranks(cells).split(self.head.rank_sizes, dim=-1)
@@ -458,7 +447,7 @@ class Trainer:
             self.right[kind][1] += int(full.sum())
 
     def _count(self, batch: TrainingBatch, hit: Tensor) -> None:
-        """Count whole answers whose every token was the most likely one."""
+        """Count the answers of which every token was the most likely one."""
         whole = torch.ones(len(batch.kinds), dtype=torch.bool)
         whole[batch.answer_turns[~hit]] = False
         for kind, right in zip(batch.kinds, whole.tolist(), strict=True):
@@ -493,7 +482,7 @@ class Trainer:
         self.optimiser.load(torch.load(self.out / f"{name}.pt")["optimiser"])
 
     def export(self, folder: Path) -> None:
-        """Write the model folder (all but the card)."""
+        """Write the model folder, except for the card."""
         write_settings(folder)
         write_weights(self.model, folder)
 

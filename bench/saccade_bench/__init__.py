@@ -1,3 +1,1 @@
-"""Measurements of Saccade, and of any OpenAI-compatible server: a distribution of its own, beside
-the server.
-"""
+"""Benchmarks of Saccade and of any OpenAI-compatible server, as a separate distribution."""

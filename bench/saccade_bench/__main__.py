@@ -1,5 +1,5 @@
-"""`python -m saccade_bench COMMAND`: the measuring commands where nothing is installed and the
-sources are on `PYTHONPATH`. Elsewhere they are commands of `saccade`.
+"""`python -m saccade_bench COMMAND`: the benchmark commands when the package is not installed and
+only its sources are on `PYTHONPATH`. If it is installed, they are subcommands of `saccade`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ COMMANDS = (bench, probe, evaluation, proof, simulation, checkpoints)
 
 
 def main() -> int:
-    """The command line of `saccade`, with the measuring commands."""
+    """Run the command line of `saccade`, with the benchmark commands added."""
     for command in COMMANDS:
         if command.name[0] in app:
             del app[command.name[0]]

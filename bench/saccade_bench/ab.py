@@ -1,7 +1,6 @@
-"""`saccade bench ab`: two servers, speed and accuracy, in turns; the verdict says both.
+"""`saccade bench ab`: compare the speed and accuracy of two servers, measured alternately.
 
-Owns the order of runs, and the verdict. Both servers get the same requests: run n of either has
-seed + n.
+Both servers receive the same requests: the n-th run of each uses seed + n.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from saccade_bench.started import Side, running
 
 ANSWER_TOKENS = 48
 ENOUGH_RUNS, ENOUGH_REQUESTS = 3, 20
-"""Of each side; with fewer, the verdict is given with a warning."""
+"""Minimum runs per server, and requests per run, below which the verdict includes a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracyPair:
-    """Both results, how many answers are the same text, and the mean difference of paired scores
-    (second - first) with its error.
+    """Both results, the number of identical answers, and the mean difference of paired scores
+    (second - first) with its standard error.
     """
 
     first: EvalResult
@@ -46,22 +45,22 @@ class AccuracyPair:
 
     @property
     def equal(self) -> bool:
-        """True if no difference shows: it lies within two standard errors."""
+        """True if the difference is at most two standard errors."""
         return abs(self.difference) <= 2 * self.stderr
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a comparison. `accuracy` is None without questions."""
+    """The result of a comparison. `accuracy` is None if no questions were asked."""
 
     speed: tuple[Comparison, ...]
     accuracy: AccuracyPair | None
     runs: int = ENOUGH_RUNS
     requests: int = ENOUGH_REQUESTS
-    """Runs of each side, and requests of the smallest."""
+    """Runs of the server that has fewer, and requests of the smallest run."""
 
     def lines(self, first: str, second: str) -> list[str]:
-        """Two sentences, after a warning if too little was measured to say much."""
+        """Return one sentence each on speed and accuracy, and a warning for a small sample."""
         told = [f"Speed, {second} against {first}: " + "; ".join(map(phrase, self.speed)) + "."]
         if self.runs < ENOUGH_RUNS or self.requests < ENOUGH_REQUESTS:
             told.insert(
@@ -90,7 +89,7 @@ class Verdict:
 
 
 def ab(options: AbOptions, bench: Bench) -> Verdict:
-    """Measure both, print the verdict. Raises ConfigError if a server does not start."""
+    """Measure both servers and print the verdict. Raises ConfigError if one does not start."""
     sides = (Side(options.label_a, options.a), Side(options.label_b, options.b))
     if sides[0].label == sides[1].label:
         raise ConfigError("--label-a and --label-b are the same")
@@ -157,7 +156,7 @@ def judge(
     name: str,
     answers: dict[Side, list[GradedAnswer]],
 ) -> Verdict:
-    """Speed from the runs, accuracy from the answers to the same questions."""
+    """Compare speed by the runs, and accuracy by the answers to the same questions."""
     (workload,) = workloads(runs)
     first, second = (workload.of(side.label) for side in sides)
     speed = tuple(

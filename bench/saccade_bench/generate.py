@@ -1,14 +1,14 @@
-"""Decode tokens/s and TTFT of Saccade, through its HTTP API, beside transformers' `generate`, on
-the same checkpoint in the same run.
+"""Decode tokens/s and TTFT of Saccade over HTTP, compared with transformers' `generate` on the same
+checkpoint in the same run.
 
     python -m saccade_bench.generate [--shape demo] [--dtype float32] [--threads 2] [--rounds 5]
         [--quantization int8]
 
-Makes a small random checkpoint (of Qwen3-VL; `--shape smolvlm`, `gemma3`, `gemma4`: of these
-families), asks both about one picture with a greedy answer of fixed length, in turns (A B A B ...),
-and prints medians and ratios. Saccade's prefix cache is off, so that every round prefills and
-decodes in full; its embedding cache is defeated by a new picture each round. What transformers is
-given is already resized and tokenised: its times are the model's alone.
+Creates a small random checkpoint (of Qwen3-VL, or with `--shape smolvlm`, `gemma3` or `gemma4` of
+these families), asks both about one image, alternately, with greedy answers of fixed length, and
+prints medians and ratios. Saccade's prefix cache is off, so that every round includes a full
+prefill and decode. A new image in each round makes its embedding cache miss. transformers receives
+inputs that are already resized and tokenized, so that its times only include the model.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ROPE = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Fields of a random checkpoint's configuration and of its image processor, by family."""
+    """Fields of a random checkpoint's configuration and image processor, by family."""
 
     text: dict[str, Any]
     vision: dict[str, Any]
@@ -71,7 +71,7 @@ class Shape:
     processor: dict[str, Any] | None = None
     fields: dict[str, Any] | None = None
     question: str = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    """The chat template's text around an image's placeholder and the words."""
+    """Prompt format, with `{}` for the image placeholder and the text."""
 
     def make(self, folder: Path) -> Path:
         """Write the checkpoint to `folder`."""
@@ -173,23 +173,24 @@ SHAPES = {
         question="<bos><|turn>user\n{}<turn|>\n<|turn>model\n",
     ),
 }
-"""Layers and widths of the random checkpoints: "demo" has the demo model's, "smolvlm"
-SmolVLM-256M's, "gemma3" the text of Gemma 3's 270M and four layers of Gemma 3's tower, "gemma4"
-20 layers as Gemma 4's E2B has 35, and four of its tower; all with the tiny checkpoints' words.
+"""Layers and widths of the random checkpoints. "demo" has those of the demo model, "smolvlm" of
+SmolVLM-256M, "gemma3" of Gemma 3 270M's language model and four layers of its vision encoder, and
+"gemma4" has 20 of the 35 layers of Gemma 4 E2B and four of its vision encoder. All have the tiny
+checkpoints' vocabulary.
 """
 PROMPT = "how many red circles are there? " * 8
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds to the first token, and tokens per second after it."""
+    """Time to first token in seconds, and tokens per second after it."""
 
     ttft: float
     rate: float
 
 
 class Ticks:
-    """A streamer for `generate` that notes when tokens come."""
+    """A streamer for `generate` that records when tokens arrive."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -198,7 +199,7 @@ class Ticks:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Required of a streamer. No token is buffered, so there is nothing to flush."""
 
 
 def time_transformers(judge: Any, tokens: list[int], pixels: np.ndarray, count: int) -> Timing:
@@ -218,15 +219,17 @@ def time_transformers(judge: Any, tokens: list[int], pixels: np.ndarray, count: 
 
 
 def time_saccade(client: httpx.Client, pixels: tuple[np.ndarray, np.ndarray], count: int) -> Timing:
-    """Measured by two requests with new images, of one token and of `count`: a stream would hold
-    back half a character.
+    """Measure two requests with new images, for one token and for `count` tokens.
+
+    The times of streamed events are not used, because they are delayed while a character is
+    incomplete.
     """
     first = time_answer(client, pixels[0], 1)
     return Timing(first, (count - 1) / (time_answer(client, pixels[1], count) - first))
 
 
 def time_answer(client: httpx.Client, pixels: np.ndarray, count: int) -> float:
-    """Seconds until a streamed answer of `count` tokens has ended."""
+    """Return the seconds until a streamed answer of `count` tokens has ended."""
     content = [image_part(save(pixels)), {"type": "text", "text": PROMPT}]
     body = {
         "model": "small",

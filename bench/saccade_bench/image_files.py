@@ -1,4 +1,4 @@
-"""Images as files, as URLs and as parts of a chat."""
+"""Images as encoded files, as data URLs and as parts of chat messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def save(image: Image.Image | np.ndarray, format: str = "PNG", **options: Any) -> bytes:
-    """Return the file of an image, which may be pixels, uint8 [H, W, 3]."""
+    """Encode an image or its pixels (uint8 [H, W, 3]) as a file."""
     file = io.BytesIO()
     made = image if isinstance(image, Image.Image) else Image.fromarray(image)
     made.save(file, format, **options)
@@ -23,5 +23,5 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 
 def image_part(data: bytes, kind: str = "image/png", **fields: Any) -> dict[str, Any]:
-    """Return a file as a part of a message. fields: beside its URL."""
+    """Return a file as an `image_url` part. `fields` are added to its URL object."""
     return {"type": "image_url", "image_url": {"url": data_url(data, kind), **fields}}

@@ -1,4 +1,4 @@
-"""What a server's /metrics says."""
+"""Parse a server's /metrics page."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from contextlib import suppress
 
 
 def series(page: str) -> dict[str, float]:
-    """Return each metric's value by its name, with labels as they are written.
+    """Return each metric's value by its name, which includes the labels as written.
 
-    Other lines are skipped: a foreign server may answer with any page.
+    Lines in other formats are skipped, because other servers may return any page.
     """
     found = {}
     for line in page.splitlines():

@@ -1,7 +1,6 @@
-"""The options of the tools: each field is one option, the string below the field its help.
+"""The options of the commands. Each field is an option, and the string below it is its help.
 
-Owns names, defaults and checks. Names are those of the serving benchmarks in common use, so that
-published commands carry over.
+Names are those of common serving benchmarks, so that published commands can be reused.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ VideoForm = Literal["frames", "file", "images"]
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """The server to ask."""
+    """The server to measure."""
 
     base_url: str = "http://127.0.0.1:8000"
     """The server's URL, with or without /v1."""
     host: str | None = None
-    """The server's host, in place of --base-url. Derived: 127.0.0.1 if --port is given."""
+    """The server's host, instead of --base-url. Default: 127.0.0.1 if --port is given."""
     port: int | None = None
-    """The server's port, in place of --base-url. Derived: 8000 if --host is given."""
+    """The server's port, instead of --base-url. Default: 8000 if --host is given."""
     model: str | None = None
-    """Model name. Derived: the first model that the server lists."""
+    """Model name. Default: the first model that the server lists."""
     api_key: str | None = None
-    """The server's key, sent as Authorization: Bearer KEY."""
+    """The server's API key, sent as Authorization: Bearer KEY."""
     header: tuple[str, ...] = ()
-    """More headers, as NAME=VALUE."""
+    """Additional headers, as NAME=VALUE."""
     extra_request_body: str = "{}"
     """JSON object merged into every request body."""
     timeout: float | None = None
-    """Maximum seconds per request. Derived: 600, and 120 for probe."""
+    """Maximum seconds per request. Default: 600, and 120 for probe."""
 
     @property
     def url(self) -> str:
-        """The server's URL, by --base-url or by --host and --port."""
+        """The server's URL, from --base-url or from --host and --port."""
         if self.host is None and self.port is None:
             return self.base_url
         return f"http://{self.host or '127.0.0.1'}:{self.port or 8000}"
@@ -67,12 +66,12 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The number and the times of requests."""
+    """Number and timing of requests."""
 
     num_prompts: int = 100
     """Number of requests to send, or of chats for multiturn-image and agent."""
     max_concurrency: int | None = None
-    """Maximum requests (or chats) in flight. Derived: no limit."""
+    """Maximum requests (or chats) in flight. Default: no limit."""
     request_rate: float = float("inf")
     """Requests (or chats) started per second, at random (Poisson) times. inf: all at once."""
     burstiness: float = 1.0
@@ -80,12 +79,12 @@ class LoadOptions:
     make bursts. Higher values space arrivals more evenly.
     """
     warmup_requests: int = 1
-    """Requests sent before the clock starts. Their results are dropped. Drawn images and texts are
-    never reused, but those from mmmu and custom are.
+    """Requests sent before the clock starts. Their results are dropped. The measured requests use
+    other images and texts, except with mmmu and custom.
     """
     seed: int = 1
-    """Seed for every image, text and arrival. Images from another seed are new to a server that you
-    measured before.
+    """Seed for every image, text and arrival time. To measure a server again with images that it
+    has not cached, use another seed.
     """
 
     def __post_init__(self) -> None:
@@ -117,20 +116,20 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """The lengths of questions and answers."""
+    """Lengths of questions and answers."""
 
     random_input_len: int = 128
     """Text tokens per question. The server counts them before the clock starts.
     """
     random_prefix_len: int = 0
-    """Text tokens that all questions begin with, in addition to --random-input-len. Images then
-    follow the text, as vLLM's client sends them, so that a prefix cache can share these tokens.
+    """Text tokens with which all questions begin, in addition to --random-input-len. Images then
+    follow the text, as in vLLM's client, so that a prefix cache can share these tokens.
     """
     random_output_len: int = 128
     """Tokens per answer."""
     random_range_ratio: float | None = None
-    """Lengths vary uniformly between this share and all of the values above. With --backend
-    openai-chat, they vary by up to this share in both directions, as vLLM's client has it. Derived:
+    """Lengths vary uniformly between this fraction and 1 times the values above. With --backend
+    openai-chat, they vary by up to this fraction in both directions, as in vLLM's client. Default:
     constant lengths.
     """
     disable_ignore_eos: bool = False
@@ -146,7 +145,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """The requests' content."""
+    """Content of the requests."""
 
     # what is asked about
     dataset_name: DatasetName = "image"
@@ -178,13 +177,13 @@ class DatasetOptions:
     """agent: resend only this many of the latest screenshots. 0: all."""
     # repeats
     repeat_ratio: float = 0.5
-    """repeat: exact share of images that the server has seen before."""
+    """repeat: exact fraction of images that were already sent."""
     zipf: float = 1.0
     """repeat: the r-th image repeats with weight 1/r^zipf. 0: all are equally likely."""
     sessions: int = 0
-    """repeat: divide requests among this many growing chats. 0: each request stands alone."""
+    """repeat: divide requests among this many growing chats. 0: each request is independent."""
     tenants: int = 1
-    """repeat: divide sessions among this many tenants (`cache_salt`), who share no image."""
+    """repeat: divide sessions among this many tenants (`cache_salt`), which share no image."""
     # text beside
     text_streams: int = 4
     """text-beside-images: number of text answers streamed at the same time."""
@@ -209,17 +208,17 @@ class RandomMM:
     random_mm_limit_mm_per_prompt: str = "255"
     """Maximum images per request, as a number or in JSON: {"image": 1, "video": 0}."""
     random_mm_bucket_config: str = "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5}"
-    """Shares by (height, width, frames). Frames must be 1, because video is refused."""
+    """Fractions by (height, width, frames). Frames must be 1, because video is not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastedOptions:
-    """Options of SGLang's and vLLM's clients, so that their command lines run as they are."""
+    """Options of SGLang's and vLLM's clients, so that their command lines work unchanged."""
 
     backend: Backend = "sglang-oai-chat"
-    """The other client's name for a server's API. All are asked at /v1/chat/completions."""
+    """The other client's name for a server's API. All use /v1/chat/completions."""
     endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
-    """The only path that is asked."""
+    """The only supported path."""
     apply_chat_template: bool = False
     """No effect: the server applies its chat template."""
     ignore_eos: bool = False
@@ -230,20 +229,22 @@ class PastedOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """The printed and the kept output."""
+    """Printed and saved output."""
 
     output_file: Path | None = None
     """Append JSON lines to this file: the run, every request, the summary."""
     label: str | None = None
-    """Name of the run in reports. Derived: the model's name."""
+    """Name of the run in reports. Default: the model's name."""
     goodput: tuple[str, ...] = ()
-    """Limits in ms for a good request, as ttft:500 tpot:50 e2el:3000."""
+    """Latency limits in ms for a request to count as good, such as ttft:500 tpot:50 e2el:3000."""
     percentile_metrics: str = "ttft,tpot,itl,e2el"
-    """The latencies to print, divided by commas."""
+    """The latencies to print, separated by commas."""
     trace: bool = False
-    """Ask a Saccade server where it found each image. Other servers refuse the field."""
+    """Request the cache tier of each image from a Saccade server. Other servers may reject the
+    field.
+    """
     save_text: bool = False
-    """Keep every question and answer in the output file, with each image's digest and size.
+    """Save every question and answer in the output file, with each image's digest and size.
     `saccade simulate` replays such files.
     """
     quiet: bool = False
@@ -252,7 +253,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOptions:
-    """The bounds of the climb."""
+    """Range of requests to try."""
 
     resolutions: tuple[str, ...] = ("720p", "1080p", "1440p")
     """Image sizes to probe, one after another."""
@@ -284,17 +285,17 @@ class EvalOptions:
     """The questions."""
 
     num_prompts: int | None = None
-    """Number of questions. Derived: 200, or all for ocrbench and mmmu."""
+    """Number of questions. Default: 200, or all for ocrbench and mmmu."""
     concurrency: int = 4
     """Maximum questions in flight."""
     seed: int = 0
     """First seed for drawn questions (ocr, shapes, consistency, video)."""
     dataset_path: str | None = None
-    """ocrbench, mmmu: a local file or folder, or a hub id. Derived: the hub's published data
+    """ocrbench, mmmu: a local file or folder, or a hub id. Default: the hub's published data
     set.
     """
     max_tokens: int | None = None
-    """Maximum answer length in tokens. Derived: 48, or 1024 for mmmu."""
+    """Maximum answer length in tokens. Default: 48, or 1024 for mmmu."""
     output_file: Path | None = None
     """Write every answer here, as JSON lines. If the file exists, the run skips questions that it
     already answers.
@@ -311,7 +312,7 @@ class AbOptions:
     """The two servers, and the number of runs."""
 
     a: str
-    """The first server's command line. {port} stands for a free port."""
+    """The first server's command line. {port} is replaced by a free port."""
     b: str
     """The second server's command line."""
     label_a: str = "A"
@@ -319,7 +320,7 @@ class AbOptions:
     label_b: str = "B"
     """The second server's name."""
     repeats: int = 3
-    """Runs per server, in turns as A B A B A B. Each pair of runs has its own seed."""
+    """Runs per server, alternating as A B A B A B. Each pair of runs has its own seed."""
     keep_running: bool = False
     """Start both servers once and keep them, instead of a fresh start for every run. Both must fit
     in memory.
@@ -331,7 +332,7 @@ class AbOptions:
     start_timeout: float = 600.0
     """Maximum seconds until a server answers /v1/models."""
     log_dir: Path | None = None
-    """Keep the servers' output here. Derived: dropped unless a server fails to start."""
+    """Save the servers' output here. By default, it is only shown if a server fails to start."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "repeats", "eval_prompts")
@@ -339,14 +340,14 @@ class AbOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """The place of the report."""
+    """Location and title of the report."""
 
     output: Path = Path("report")
     """Folder for report.html and the PNG plots."""
     title: str | None = None
-    """The page's title. Derived: the labels."""
+    """The page's title. Default: the labels."""
     baseline: str | None = None
-    """Baseline label for comparisons. Derived: the first label."""
+    """Baseline label for comparisons. Default: the first label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,27 +355,27 @@ class PublishedOptions:
     """The published commands to run, and the servers."""
 
     only: tuple[str, ...] = ()
-    """Names of rows to run. Derived: all of them."""
+    """Names of rows to run. Default: all of them."""
     server: str | None = None
-    """The command line of a Saccade server, in place of --base-url. {port} stands for a free port.
-    Each command then runs on this server, and again on one without the mechanism.
+    """The command line of a Saccade server, instead of --base-url. {port} is replaced by a free
+    port. Each command runs on this server, and again on one without the measured mechanism.
     """
     num_prompts: int | None = None
-    """Maximum requests per command. Derived: as many as published."""
+    """Maximum requests per command. Default: as many as published."""
     seed: int = 1
-    """Seed for every command. Images from another seed are new to a server that you measured
-    before.
+    """Seed for every command. To measure a server again with images that it has not cached, use
+    another seed.
     """
     quick: bool = False
     """Send few requests with small images, to try the commands out on a CPU."""
     mmmu: str | None = None
-    """A local file or folder of MMMU. Derived: the hub's."""
+    """A local file or folder of MMMU. Default: the hub's."""
     ocrbench: str | None = None
-    """A local file or folder of OCRBench. Derived: the hub's."""
+    """A local file or folder of OCRBench. Default: the hub's."""
     start_timeout: float = 600.0
     """Maximum seconds until a server answers /v1/models."""
     json: bool = False
-    """Print JSON in place of the table."""
+    """Print JSON instead of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +383,7 @@ class ProveOptions:
     """The images of the questions."""
 
     cases: tuple[str, ...] = ()
-    """Cases to try. Derived: all of them."""
+    """Cases to try. Default: all of them."""
     images: int = 600
     """Images in the case "many". Among 600, two share a 16-bit key with 94 % probability and a
     24-bit key with 1 %.
@@ -390,8 +391,8 @@ class ProveOptions:
     host: str = "127.0.0.1"
     """This machine's address, where the server fetches an image in the case "url"."""
     seed: int | None = None
-    """Seed for the numbers in the images. Derived: a new seed each time, so that the images are new
-    to every server.
+    """Seed for the numbers in the images. By default, each run uses a new one, so that no server
+    has the images cached.
     """
     output_file: Path | None = None
     """Write the findings here, as JSON."""

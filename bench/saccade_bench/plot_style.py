@@ -1,7 +1,4 @@
-"""The look of the tools' plots.
-
-Owns colours, sizes and the way from a figure to PNG bytes; needs matplotlib (extra `bench`).
-"""
+"""Style of the benchmarks' plots: colours, sizes, PNG files. Needs matplotlib (extra `bench`)."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ INK, MUTED, GRID = "#1d2733", "#5d6b7a", "#e3e8ee"
 
 
 def figure(width: float = 7.2, height: float = 4.0, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes (inches), drawn without a display.
+    """Return a figure of a size in inches and its axes, without opening a display.
 
     Raises ConfigError if matplotlib is missing.
     """
@@ -34,7 +31,7 @@ def figure(width: float = 7.2, height: float = 4.0, columns: int = 1) -> tuple[A
 
 
 def dress(axis: Any) -> None:
-    """Only the lines that help: no box, a light horizontal grid."""
+    """Remove the box around the plot, and add a light horizontal grid."""
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
     axis.spines["bottom"].set_color(MUTED)

@@ -1,9 +1,8 @@
 """`saccade probe`: the number of images in one request at which a server fails, by resolution.
 
-Owns the climb: requests with 1, 2, 3 ... new images, one at a time, up to the first failure; the
-table, the JSON lines and the plot. Every image is new, so that every request is cold. Knows of the
-server only its address; its memory is read from /metrics, or from the operating system on the same
-machine.
+Sends requests with 1, 2, 3 ... images, one at a time, until the first failure. Every image is new,
+so that no request hits a cache. The server's memory is read from /metrics, or from the operating
+system if the server runs on the same machine.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ QUESTION = "How many pictures are there?"
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One request: its images, the outcome, and the server's resident memory afterwards (bytes,
-    None if unreadable).
+    """One request: the number of images, the outcome, and the server's resident memory
+    afterwards in bytes (None if unknown). `ttft` and `e2e` are in ms.
     """
 
     resolution: str
@@ -47,7 +46,10 @@ class ProbeStep:
 
 
 def probe(target: TargetOptions, options: ProbeOptions) -> list[ProbeStep]:
-    """Climb for every resolution, print and keep. Raises ConfigError if the climb cannot begin."""
+    """Probe every resolution, and print and save the results.
+
+    Raises ConfigError if the options are invalid or the server is unreachable.
+    """
     steps: list[ProbeStep] = []
     console = Console(highlight=False, quiet=options.quiet)
     live = Live(table(steps), console=console, refresh_per_second=4)
@@ -71,7 +73,7 @@ def probe(target: TargetOptions, options: ProbeOptions) -> list[ProbeStep]:
 async def _climb_all(
     target: TargetOptions, options: ProbeOptions, live: Live, told: Callable[[ProbeStep], None]
 ) -> None:
-    """Show the table only with a server, and a question to ask."""
+    """Probe all resolutions. The table is only shown once the server has responded."""
     extra = parse_extra(target.extra_request_body)
     sizes = [parse_resolution(resolution, "--resolutions") for resolution in options.resolutions]
     async with BenchClient(replace(target, timeout=target.timeout or TIMEOUT)) as client:
@@ -86,7 +88,7 @@ async def _climb_all(
                 first = _session(dice, size, 1, options)
                 await client.stream(
                     template.body(prepare([first])[0], 0, ())
-                )  # whatever a server does only once is done here
+                )  # so that one-time work of the server is not measured
                 for count in _counts(options):
                     chat = prepare([_session(dice, size, count, options)])[0]
                     body = template.body(chat, 0, ())
@@ -105,7 +107,7 @@ async def _climb_all(
 
 
 def _counts(options: ProbeOptions) -> Iterator[int]:
-    """1, then every `step`, and always the last."""
+    """Yield 1, then every multiple of `step`, and always the maximum."""
     counts = {1, options.max_images, *range(options.step, options.max_images + 1, options.step)}
     yield from sorted(count for count in counts if count <= options.max_images)
 
@@ -140,7 +142,11 @@ def _step(
 
 
 async def memory(client: BenchClient, base_url: str) -> int | None:
-    """Resident bytes: of the server's processes on this machine, else by /metrics, else None."""
+    """Return the server's resident memory in bytes, or None if it is unknown.
+
+    It is measured by the operating system if the server runs on this machine, and otherwise read
+    from /metrics.
+    """
     url = urlsplit(base_url)
     if url.hostname in ("127.0.0.1", "localhost", "::1") and url.port:
         found = _resident(url.port)
@@ -151,8 +157,8 @@ async def memory(client: BenchClient, base_url: str) -> int | None:
 
 
 def _resident(port: int) -> int | None:
-    """Proportional memory of the process that listens on a port and of its children; None if
-    invisible.
+    """Return the proportional memory of the process that listens on a port and of its children, in
+    bytes. Return None if the process is not visible.
     """
     try:
         owner = next(
@@ -166,7 +172,7 @@ def _resident(port: int) -> int | None:
         if owner is None:
             return None
         process = psutil.Process(owner)
-        # Shared pages are counted once: pss where the system knows it.
+        # Proportional set size (PSS) counts shared pages once, where the system reports it.
         return sum(_bytes(member) for member in (process, *process.children(recursive=True)))
     except (psutil.Error, OSError):
         return None
@@ -177,13 +183,11 @@ def _bytes(process: psutil.Process) -> int:
     return int(info.get("pss") or info["rss"])
 
 
-# What people see
+# Printed output
 
 
 def table(steps: Sequence[ProbeStep]) -> Table:
-    """One line per count, one group of columns per resolution would be too wide: lines, sections by
-    resolution.
-    """
+    """Return the steps as a table with a row per request and a section per resolution."""
     view = Table(
         "resolution", "pictures", "TTFT ms", "per picture", "prompt", "sent MB", "RSS MB", ""
     )
@@ -207,7 +211,7 @@ def table(steps: Sequence[ProbeStep]) -> Table:
 
 
 def verdicts(steps: Sequence[ProbeStep]) -> list[str]:
-    """One sentence per resolution."""
+    """Return one sentence per resolution."""
     lines = []
     for resolution in dict.fromkeys(step.resolution for step in steps):
         group = [step for step in steps if step.resolution == resolution]
@@ -229,7 +233,7 @@ def verdicts(steps: Sequence[ProbeStep]) -> list[str]:
 
 
 def plot(steps: Sequence[ProbeStep]) -> bytes:
-    """TTFT by pictures per request, a line per resolution; a cross marks the first failure. PNG."""
+    """Plot TTFT by images per request as a PNG. A cross marks each resolution's first failure."""
     made, axis = plot_style.figure()
     for colour, resolution in zip(
         plot_style.COLOURS, dict.fromkeys(step.resolution for step in steps)

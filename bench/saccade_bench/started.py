@@ -1,6 +1,5 @@
-"""Servers as command lines: started on a free port, awaited, measured and stopped.
-
-A server is whatever answers /v1/models at the port it was given.
+"""Servers started from a command line on a free port. A server is ready once it responds to
+/v1/models.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STOP_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A server of the comparison."""
+    """A server of a comparison: its label, and its command line with {port}."""
 
     label: str
     command: str
@@ -35,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A server that answers at `url`. Process `pid` started all of its processes."""
+    """A running server. `pid` is the process that started all of its processes."""
 
     url: str
     pid: int
@@ -43,9 +42,9 @@ class StartedServer:
 
 @contextmanager
 def running(side: Side, logs: Path, start_timeout: float) -> Iterator[StartedServer]:
-    """Start a server, wait until it answers, and stop it at the end.
+    """Start a server, wait until it is ready, and stop it at the end.
 
-    Raises ConfigError with the end of its output if it never answers.
+    Raises ConfigError with the last lines of its output if it does not become ready.
     """
     port = free_port()
     path = logs / f"{side.label.replace(os.sep, '_')}-{port}.log"
@@ -55,7 +54,7 @@ def running(side: Side, logs: Path, start_timeout: float) -> Iterator[StartedSer
     if shutil.which(command[0]) is None:
         raise ConfigError(f"{side.label} does not start: {command[0]}: no such program")
     with endings_raised(), path.open("wb") as log:
-        # A session of its own: Ctrl-C ends this program, which then stops the server properly.
+        # In a separate session, Ctrl-C only reaches this program, which then stops the server.
         process = subprocess.Popen(
             tied(command),
             stdout=log,
@@ -88,7 +87,7 @@ def _await(
 
 
 def answers_models(url: str) -> bool:
-    """True if a chat is possible: the models are named and /health, if present, is content."""
+    """Return True if the models are listed, and /health returns 200 or does not exist."""
     try:
         with httpx.Client(base_url=url, timeout=5) as client:
             return client.get("/v1/models").is_success and client.get("/health").status_code in (
@@ -100,7 +99,7 @@ def answers_models(url: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server, then its leftover processes."""
+    """Stop the server, then kill any processes that it left behind."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -116,7 +115,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of all that it started."""
+    """Return the CPU seconds of a process and of all its descendants."""
     root = psutil.Process(pid)
     total = 0.0
     for process in (root, *root.children(recursive=True)):

@@ -1,14 +1,15 @@
-"""A model without a family of its own, served by transformers' own modules, beside transformers'
-`generate` on the same checkpoint, in one run and in turns.
+"""A model without its own family in Saccade, served through transformers' modules, compared with
+transformers' `generate` on the same checkpoint, alternately in one run.
 
     python -m saccade_bench.transformers_any [--rounds 3] [--threads 1] [--chat-rounds 8]
 
-Makes a small random LLaVA-OneVision checkpoint, whose language model and tower have the layers
-and widths of the lab's small Qwen3-VL; an image of 640x480 is 10 tiles of 256 patches, and about
-2,000 tokens. Measured: an image and a question, new; the same again; the last round of a chat
-with an image in each round; eight questions at once about eight images (transformers: one after
-another, as its generate pads nothing). Greedy answers of fixed length, in float32; transformers'
-times hold its processor's, Saccade's HTTP and decoding. Ends with a table and a line VERDICT.
+Creates a small random LLaVA-OneVision checkpoint, whose language model and vision encoder have the
+layers and widths of the lab's small Qwen3-VL. An image of 640x480 is 10 tiles of 256 patches, or
+about 2,000 tokens. Measures a new image and question, the same request again, the last round of a
+chat with an image in each round, and eight concurrent questions about eight images (sequentially
+for transformers, as its generate does not pad). Answers are greedy, of fixed length, in float32.
+transformers' times include its processor, and Saccade's include HTTP and image decoding. The output
+ends with a table and a line VERDICT.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ OPTIONS = ("--dtype", "float32", "--served-model-name", "m", "--max-total-tokens
 
 @dataclass
 class Sides:
-    """Both servers of the same checkpoint."""
+    """Clients of both servers of the same checkpoint."""
 
     url: str
     reference: AnyReference
     http: httpx.Client
 
     def ask(self, messages: list[dict[str, Any]]) -> float:
-        """Seconds of an answer of Saccade's."""
+        """Return the seconds that Saccade takes to answer."""
         begun = time.perf_counter()
         body = {
             "model": "m",
@@ -79,7 +80,7 @@ class Sides:
         return time.perf_counter() - begun
 
     def generate(self, messages: list[dict[str, Any]], images: list[np.ndarray]) -> float:
-        """The same of transformers' generate."""
+        """Return the seconds that transformers' generate takes to answer."""
         begun = time.perf_counter()
         tokenizer = self.reference.processor.tokenizer
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -115,7 +116,7 @@ def turn(image: np.ndarray) -> dict[str, Any]:
 def measure(
     sides: Sides, number: int, rounds: int, times: dict[str, list[tuple[float, float]]]
 ) -> None:
-    """One round of all cases, of which the chat has `rounds`."""
+    """Run one round of all cases. The chat has `rounds` turns."""
     images = [picture(*SIZE, seed=1000 * number + each) for each in range(AT_ONCE + rounds)]
     first = [turn(images[0])]
     for case in ("cold", "again"):
@@ -154,7 +155,7 @@ def main() -> None:
         ):
             sides = Sides(server.url, any_reference(folder), http)
             chat = options.chat_rounds
-            measure(sides, 0, chat, {name: [] for name in times})  # both are warm then
+            measure(sides, 0, chat, {name: [] for name in times})  # warms up both
             for number in range(1, options.rounds + 1):
                 measure(sides, number, chat, times)
     print(f"{KINDS['llava_onevision'].model}, {options.threads} threads, medians in ms")

@@ -4,12 +4,13 @@
     pip install openai pillow
     python examples/agent/screen_agent.py "Which button is red? Click it."
 
-The screen is drawn here, so that the example needs no display; for a real one, let `screenshot`
+The screen is drawn here, so that the example needs no display. For a real one, let `screenshot`
 return `PIL.ImageGrab.grab()`. `--force N` makes the first N turns call a tool, for models that are
-not trained to. Each turn sends the whole conversation again; the server finds the images of earlier
-turns in its caches, as the last column shows. With `--keep N` only the newest N screenshots are
-sent. Once the server has seen that, it computes each next prompt while a tool runs ("ready").
-`--pause` seconds stand for what a real tool takes. Knows nothing of Saccade but the address.
+not trained for it. Each turn sends the entire conversation again, and the server finds the images
+of earlier turns in its caches, as the last column shows. With `--keep N`, only the newest N
+screenshots are sent. Once the server has detected this, it computes each next prompt while a tool
+runs ("ready"). `--pause` simulates the duration of a real tool in seconds. The agent works with any
+OpenAI-compatible server.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ TOOLS: list[Any] = [
 
 
 class Screen:
-    """Three buttons, and where was clicked last."""
+    """A screen with three buttons, and the location of the last click."""
 
     def __init__(self) -> None:
         self._clicked: tuple[int, int] | None = None
 
     def screenshot(self) -> list[Any]:
-        """The screen as a message's content."""
+        """Return the screen as a message's content."""
         image = Image.new("RGB", (320, 240), "white")
         draw = ImageDraw.Draw(image)
         for color, (x, y) in BUTTONS.items():
@@ -78,7 +79,7 @@ class Screen:
         return [{"type": "image_url", "image_url": {"url": url}}]
 
     def click(self, x: int, y: int) -> list[Any]:
-        """The screen after a click."""
+        """Click, and return the screen afterwards."""
         self._clicked = (x, y)
         hit = [
             color
@@ -90,7 +91,7 @@ class Screen:
 
 
 def run(call: Any, tools: dict[str, Callable[..., list[Any]]]) -> list[Any]:
-    """The result of a call, or what is wrong with it, for the model to read."""
+    """Return the result of a tool call, or an error message for the model."""
     try:
         return tools[call.function.name](**json.loads(call.function.arguments))
     except (KeyError, TypeError, ValueError) as error:
@@ -98,7 +99,7 @@ def run(call: Any, tools: dict[str, Callable[..., list[Any]]]) -> list[Any]:
 
 
 def trimmed(messages: list[Any], keep: int) -> list[Any]:
-    """The messages with all but the newest `keep` screenshots replaced by a text."""
+    """Return the messages with all but the newest `keep` screenshots replaced by a text."""
     shown = [m for m in messages if isinstance(m, dict) and m["role"] == "tool"]
     old = [id(message) for message in shown[: max(0, len(shown) - keep)]]
     return [{**m, "content": "an old screenshot"} if id(m) in old else m for m in messages]
@@ -110,8 +111,8 @@ def main() -> None:
     parser.add_argument("--force", type=int, default=0, metavar="N")
     parser.add_argument("--keep", type=int, default=MAX_TURNS, metavar="N")
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
-    options = parser.parse_intermixed_args()  # options before, between and after
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
+    options = parser.parse_intermixed_args()  # allows options before, between and after the goal
     client = openai.OpenAI(
         base_url=f"{options.base_url.rstrip('/').removesuffix('/v1')}/v1", api_key="none"
     )

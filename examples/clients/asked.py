@@ -1,7 +1,4 @@
-"""What every client is asked with: one picture, one shape of answer, one tool, one server.
-
-Knows no client.
-"""
+"""The inputs that are sent with every client: a picture, a response schema, a tool, a server."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from pydantic import BaseModel
 
 MAX_TOKENS = 24
 MAX_FORMED_TOKENS = 300
-"""For answers that a schema holds: a random model may write each of them as long as it can be."""
+"""Limit for answers with a schema, because a random model may make each as long as possible."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server at `base` (without /v1), its model's name, and a tokenizer's folder or name."""
+    """The server at `base` (without /v1), its model, and a tokenizer's folder or name."""
 
     base: str
     model: str
@@ -33,7 +30,7 @@ class Target:
 
 
 class Shape(BaseModel):
-    """What is in the picture. Nothing here is unbounded, so that a random model can fill it in."""
+    """What is in the picture. All fields are bounded, so that a random model can fill them in."""
 
     colour: Literal["red", "green", "blue"]
     shape: Literal["square", "circle", "star"]
@@ -69,7 +66,7 @@ WAIT_TOOL: dict[str, Any] = {
 
 
 def png(width: int = 64, height: int = 64) -> bytes:
-    """A red square."""
+    """Return a PNG of a red square."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -92,7 +89,7 @@ PDF = (
     b"endstream endobj 5 0 obj<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>endobj "
     b"trailer<</Root 1 0 R/Size 6>>\n%%EOF"
 )
-"""One page that says "word"; readers find its objects without a table of them."""
+"""One page with the text "word". It has no cross-reference table, which readers can reconstruct."""
 PDF_BASE64 = base64.b64encode(PDF).decode()
 PDF_URL = f"data:application/pdf;base64,{PDF_BASE64}"
 TEXTS = ["two blue squares", "the quick brown fox", "a red star"]
@@ -104,7 +101,7 @@ AGAIN: Any = {"role": "user", "content": "Are you sure?"}
 
 
 def check_call(name: str, arguments: str | dict[str, Any]) -> str:
-    """The part that a call of `look` names; an AssertionError or ValidationError otherwise."""
+    """Return the part named by a call of `look`. Raises AssertionError or ValidationError."""
     assert name == "look", name
     read = json.loads(arguments) if isinstance(arguments, str) else arguments
     return Look.model_validate(read).part

@@ -1,6 +1,6 @@
-"""Programs that measure servers and models, unchanged: guidellm and lm-eval.
+"""Unchanged programs that benchmark servers and models: guidellm and lm-eval.
 
-Each is run as a process, as people run it.
+Each is run as a process, as on a command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 300
 
 
 def guidellm(target: Target) -> str:
-    """Four requests of synthetic text; all must succeed."""
+    """Send four requests of synthetic text, all of which must succeed."""
     if find_spec("guidellm") is None:
         raise ImportError("guidellm", name="guidellm")
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ LM_EVAL_DOCUMENTS: list[dict[str, Any]] = [
 
 
 def lm_eval(target: Target) -> str:
-    """A multiple choice task of its own, by log-likelihoods of an echo (`local-completions`)."""
+    """Run a multiple-choice task with log-likelihoods of echoed prompts (`local-completions`)."""
     import lm_eval as _  # type: ignore[import-not-found]  # noqa: F401
 
     with tempfile.TemporaryDirectory() as name:
@@ -113,8 +113,8 @@ def lm_eval(target: Target) -> str:
 
 
 def compared(found: list[tuple[str, str, float, bool]], folder: str) -> str:
-    """(context, continuation, log-likelihood, whether it is the greedy one), beside those of
-    transformers.
+    """Compare (context, continuation, log-likelihood, whether it is the greedy continuation) with
+    transformers' results.
     """
     if not (Path(folder) / "config.json").is_file():
         return "not compared: no checkpoint was given"

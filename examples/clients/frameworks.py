@@ -1,7 +1,7 @@
-"""Frameworks over the vendors' SDKs, unchanged: LiteLLM, LangChain, instructor, pydantic-ai, the
-Agents SDK and Vercel's AI SDK (through node).
+"""Frameworks based on the vendors' SDKs, unchanged: LiteLLM, LangChain, instructor, pydantic-ai,
+the Agents SDK and Vercel's AI SDK (through node).
 
-Each function tries one feature and says what it saw; whatever it raises is a failure.
+Each function tries one feature and returns what it observed. An exception is a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asked import (
 )
 
 NODE_SECONDS = 120
-NOT_INSTALLED = 3  # ai_sdk.mjs exits with
+NOT_INSTALLED = 3  # exit status of ai_sdk.mjs
 
 # ---- LiteLLM
 
@@ -42,7 +42,7 @@ def litellm_asked(target: Target, provider: str = "openai") -> dict[str, Any]:
 
 
 def litellm_chat(target: Target) -> str:
-    """Its message objects go back as they came, three times."""
+    """Chat for three turns, sending LiteLLM's own message objects back."""
     import litellm
 
     messages: list[Any] = [ASK]
@@ -78,7 +78,7 @@ def litellm_structured(target: Target) -> str:
 
 
 def litellm_tools(target: Target) -> str:
-    """Required and named; the call goes back with its result."""
+    """Require any tool and a named one, and send its result back."""
     import litellm
 
     asked = {"tools": [LOOK_TOOL], **litellm_asked(target)}
@@ -115,7 +115,7 @@ def litellm_responses(target: Target) -> str:
 
 
 def litellm_messages(target: Target) -> str:
-    """`anthropic/` sends chat messages to /v1/messages."""
+    """Use `anthropic/` models, whose chat messages LiteLLM sends to /v1/messages."""
     import litellm
 
     asked = litellm_asked(target, "anthropic")
@@ -165,7 +165,7 @@ def langchain_claude(target: Target, max_tokens: int = MAX_TOKENS) -> Any:
 
 
 def langchain_turns(chat: Any) -> None:
-    """The picture in LangChain's own block; the answer goes back; streamed."""
+    """Send the picture in LangChain's own block, send the answer back, and stream."""
     from langchain_core.messages import HumanMessage
 
     block = {"type": "image", "base64": BASE64, "mime_type": "image/png"}
@@ -186,7 +186,7 @@ def langchain_forms(chat: Any, *methods: str) -> None:
 
 
 def langchain_calls(chat: Any) -> None:
-    """Any and named; the call goes back with its result; streamed."""
+    """Require any tool and a named one, also as a stream, and send the result back."""
     from langchain_core.messages import HumanMessage, ToolMessage
 
     first = HumanMessage(content=ASK["content"])
@@ -265,7 +265,7 @@ def instructor_asked(target: Target) -> dict[str, Any]:
 
 
 def instructor_structured(target: Target) -> str:
-    """The modes that force the schema; JSON and MD_JSON only ask the model for it."""
+    """Use the modes that enforce the schema. JSON and MD_JSON only ask the model for it."""
     import instructor
     import openai
 
@@ -326,12 +326,12 @@ def pydantic_ai_model(target: Target, api: str = "chat") -> Any:
         from pydantic_ai.profiles import ModelProfile
         from pydantic_ai.providers.anthropic import AnthropicProvider
 
-        # pydantic-ai 2.31 is written for anthropic 0.x. With 1.x it passes sampling that `create`
-        # no longer takes; with 2.x it calls a type that has become a Union. Both raise before
-        # anything is sent.
+        # pydantic-ai 2.31 is written for anthropic 0.x. With 1.x, it passes sampling parameters
+        # that `create` no longer accepts. With 2.x, it calls a type that has become a Union. Both
+        # raise before anything is sent.
         claude = anthropic.AsyncAnthropic(base_url=target.base, api_key="none")
         provider = AnthropicProvider(anthropic_client=claude)
-        # Of models that it does not know it thinks that no schema can be asked of them.
+        # pydantic-ai assumes that unknown models do not support schemas.
         profile = ModelProfile(supports_json_schema_output=True)
         return AnthropicModel(target.model, provider=provider, profile=profile)
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -349,7 +349,7 @@ def pydantic_ai_seen() -> list[Any]:
 
 
 def pydantic_ai_turns(model: Any) -> None:
-    """Two turns with the agent's own history, the second streamed."""
+    """Chat for two turns with the agent's own history, and stream the second."""
     import asyncio
 
     from pydantic_ai import Agent
@@ -361,7 +361,7 @@ def pydantic_ai_turns(model: Any) -> None:
         async with agent.run_stream(AGAIN["content"], message_history=history) as second:
             assert [piece async for piece in second.stream_text()]
 
-    asyncio.run(run())  # a model keeps connections of this loop: take another for `run_sync`
+    asyncio.run(run())  # the model keeps connections of this loop, so `run_sync` needs a new one
 
 
 def pydantic_ai_forms(model: Any) -> None:
@@ -376,7 +376,7 @@ def pydantic_ai_forms(model: Any) -> None:
 
 
 def pydantic_ai_calls(model: Any) -> None:
-    """Required and named; the call goes back with a picture as its result."""
+    """Require any tool and a named one, and send back a picture as the result."""
     from pydantic_ai import ModelRequest, ModelResponse, UserPromptPart, direct
     from pydantic_ai.messages import ToolCallPart, ToolReturnPart
     from pydantic_ai.models import ModelRequestParameters
@@ -484,7 +484,7 @@ def agents_turns(agent: Any) -> None:
 
 
 def agents_calls(target: Target, api: str) -> None:
-    """The agent must call its tool; then tool_choice is free again, and it ends."""
+    """Force the agent to call its tool. Then tool_choice is automatic again, and it finishes."""
     from agents import Runner, function_tool
 
     seen: list[str] = []

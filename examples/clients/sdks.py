@@ -1,6 +1,6 @@
 """The vendors' own SDKs, unchanged: openai and anthropic.
 
-Each function tries one feature and says what it saw; whatever it raises is a failure.
+Each function tries one feature and returns what it observed. An exception is a failure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def openai_client(target: Target) -> Any:
 
 
 def openai_chat(target: Target) -> str:
-    """The SDK's own answers go back as they came, three times."""
+    """Chat for three turns, sending the SDK's own answer objects back."""
     client, messages = openai_client(target), [ASK]
     for _ in range(3):
         answer = client.chat.completions.create(
@@ -45,7 +45,7 @@ def openai_chat(target: Target) -> str:
 
 
 def openai_stream(target: Target) -> str:
-    """`stream=True` with usage, and `chat.completions.stream()`, its message sent back."""
+    """Use `stream=True` with usage, and `chat.completions.stream()`, and send its message back."""
     from openai import LengthFinishReasonError
 
     client = openai_client(target)
@@ -58,14 +58,14 @@ def openai_stream(target: Target) -> str:
     with client.chat.completions.stream(messages=[ASK], **asked) as stream:
         try:
             message = stream.get_final_completion().choices[0].message
-        except LengthFinishReasonError as error:  # the SDK's way where max_tokens ended the answer
+        except LengthFinishReasonError as error:  # raised by the SDK if max_tokens was reached
             message = error.completion.choices[0].message
     client.chat.completions.create(messages=[ASK, message, AGAIN], **asked)
     return "usage, stream()"
 
 
 def openai_structured(target: Target) -> str:
-    """`parse`, streamed as well."""
+    """Use `parse`, also as a stream."""
     client = openai_client(target)
     asked = {"model": target.model, "messages": [ASK], "max_tokens": MAX_FORMED_TOKENS}
     answer = client.chat.completions.parse(response_format=Shape, **asked)
@@ -76,7 +76,7 @@ def openai_structured(target: Target) -> str:
 
 
 def openai_tools(target: Target) -> str:
-    """Required, named, streamed; the call goes back with a picture as its result."""
+    """Require any tool and a named one, also as a stream, and send back a picture as the result."""
     client = openai_client(target)
     asked = {
         "model": target.model,
@@ -103,7 +103,7 @@ def openai_tools(target: Target) -> str:
 
 
 def openai_responses(target: Target) -> str:
-    """A picture, two turns by id, streamed, retrieved; parse; a tool."""
+    """Use a picture, two turns by id, a stream, `retrieve`, `parse` and a tool."""
     client, model = openai_client(target), target.model
     parts = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": QUESTION}]
     asked: Any = [{"role": "user", "content": parts}]
@@ -117,7 +117,7 @@ def openai_responses(target: Target) -> str:
         last = list(stream)[-1]
     assert last.type in ("response.completed", "response.incomplete"), last.type
     kept = client.responses.retrieve(last.response.id)
-    # The stream helper's items are of classes of their own, which never equal those retrieved.
+    # The stream helper's items have different classes, which never equal the retrieved ones.
     assert kept.output_text == last.response.output_text
     assert [item.id for item in kept.output] == [item.id for item in last.response.output]
     formed = {"model": model, "input": asked, "max_output_tokens": MAX_FORMED_TOKENS}
@@ -132,7 +132,7 @@ def openai_responses(target: Target) -> str:
 
 
 def openai_files(target: Target) -> str:
-    """A picture uploaded once, then named by its id."""
+    """Upload a picture, and refer to it by its id."""
     client = openai_client(target)
     kept = client.files.create(file=("red.png", io.BytesIO(PNG)), purpose="vision")
     parts = [{"type": "file", "file": {"file_id": kept.id}}, {"type": "text", "text": QUESTION}]
@@ -167,7 +167,7 @@ def anthropic_client(target: Target) -> Any:
 
 
 def anthropic_messages(target: Target) -> str:
-    """Three turns, the answers' own blocks sent back; tokens counted before."""
+    """Chat for three turns, sending the answers' own blocks back, and count tokens beforehand."""
     client, messages = anthropic_client(target), [ASK_CLAUDE]
     for _ in range(3):
         count = client.messages.count_tokens(model=target.model, messages=messages).input_tokens
@@ -208,7 +208,7 @@ def anthropic_structured(target: Target) -> str:
 
 
 def anthropic_tools(target: Target) -> str:
-    """Any, named, streamed; the call goes back with a picture as its result."""
+    """Require any tool and a named one, also as a stream, and send back a picture as the result."""
     client = anthropic_client(target)
     asked = {"model": target.model, "tools": [LOOK_CLAUDE], "max_tokens": MAX_FORMED_TOKENS}
     ask = client.messages.create

@@ -1,8 +1,8 @@
-"""Documents, embeddings, ranks and decisions by unchanged clients: the vendors' SDKs, cohere's, and
-the retrievers of LangChain, LlamaIndex and Haystack.
+"""Documents, embeddings, reranking and decisions with unchanged clients: the vendors' SDKs,
+cohere's, and the retrievers of LangChain, LlamaIndex and Haystack.
 
-Each function tries one feature and says what it saw; whatever it raises is a failure. Embeddings
-need a server that makes some (`--pooling last`), ranks one that ranks (a Qwen3-VL-Reranker).
+Each function tries one feature and returns what it observed. An exception is a failure. Embeddings
+need a server with `--pooling last`, and reranking a server with a Qwen3-VL-Reranker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sdks import anthropic_client, openai_client
 
 
 def openai_documents(target: Target) -> str:
-    """A PDF inline and uploaded, in a chat and in a response."""
+    """Use a PDF inline and uploaded, in a chat and in a response."""
     client = openai_client(target)
     uploaded = client.files.create(file=("word.pdf", io.BytesIO(PDF)), purpose="user_data")
     for file in ({"file_data": PDF_URL, "filename": "word.pdf"}, {"file_id": uploaded.id}):
@@ -47,7 +47,7 @@ def openai_documents(target: Target) -> str:
 
 
 def anthropic_documents(target: Target) -> str:
-    """A PDF inline, with a mark; and a text."""
+    """Use an inline PDF with a cache breakpoint, and a text document."""
     client = anthropic_client(target)
     inline = {"type": "base64", "media_type": "application/pdf", "data": PDF_BASE64}
     text = {"type": "text", "media_type": "text/plain", "data": "a red star"}
@@ -66,7 +66,7 @@ def anthropic_documents(target: Target) -> str:
 
 
 def openai_embeddings(target: Target) -> str:
-    """Texts, as floats and in the SDK's own base64."""
+    """Embed texts, as floats and in the SDK's default base64 encoding."""
     client = openai_client(target)
     asked = {"model": target.model, "input": TEXTS}
     plain = client.embeddings.create(encoding_format="float", **asked).data
@@ -77,7 +77,7 @@ def openai_embeddings(target: Target) -> str:
 
 
 def openai_decisions(target: Target) -> str:
-    """Three questions about one image."""
+    """Ask three questions about one image."""
     content = [{"type": "input_image", "image_url": URL, "detail": "auto"}]
     questions = [
         {"type": "predicate", "instructions": "The image is red."},
@@ -118,7 +118,7 @@ def cohere_ranks(target: Target) -> str:
 
 
 def langchain_embeddings(target: Target) -> str:
-    """A vector store and its retriever. Tokens would be made by tiktoken, for OpenAI's models."""
+    """Use a vector store and its retriever, without tokenizing by tiktoken for OpenAI's models."""
     from langchain_core.vectorstores import InMemoryVectorStore
     from langchain_openai import OpenAIEmbeddings
 

@@ -1,4 +1,4 @@
-"""Existing clients, unchanged, against a running server: what of each works.
+"""Try the features of existing, unchanged clients with a running server.
 
     saccade serve demo &
     pip install openai anthropic litellm langchain-openai langchain-anthropic instructor \
@@ -7,12 +7,12 @@
     npm install ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/anthropic zod
     python examples/clients/try_clients.py [--only WORD] [--tokenizer FOLDER]
 
-Each client that is installed is tried, one feature after the other; one that is not is said to be
-missing. A table of all comes last. Forced calls and schemas hold with any model, a random one too
-(`saccade make-checkpoint --preset tiny-qwen3-vl --out DIR`); whether a model calls a tool when it
-may is the model's affair and is not tried. `--tokenizer` (guidellm, lm-eval) may be a whole
-checkpoint: then lm-eval's log-likelihoods are compared with those of transformers (exact where the
-server runs with --dtype float32). Knows nothing of Saccade: any OpenAI-compatible server will do.
+All features of each installed client are tried, one after another. Other clients are reported as
+not installed. The output ends with a table. Forced calls and schemas work with any model, even a
+random one (`saccade make-checkpoint --preset tiny-qwen3-vl --out DIR`). Optional tool calls depend
+on the model and are not tried. If `--tokenizer` (for guidellm and lm-eval) is a complete
+checkpoint, lm-eval's log-likelihoods are compared with those of transformers (exact if the server
+runs with --dtype float32). Any OpenAI-compatible server can be tested.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ FEATURES = (
 
 
 def installed(client: str) -> str:
-    """The version of a Python client, or "" where it cannot be told."""
+    """Return the version of a Python client, or "" if it is not a Python package."""
     try:
         return version(client)
     except PackageNotFoundError:
@@ -123,7 +123,7 @@ def installed(client: str) -> str:
 
 
 def attempt(trial: Trial, target: Target, verbose: bool) -> tuple[str, str]:
-    """(the word for the table, what is to be said)."""
+    """Return (the table's cell, a message)."""
     try:
         return "works", trial(target)
     except ImportError as error:
@@ -135,12 +135,12 @@ def attempt(trial: Trial, target: Target, verbose: bool) -> tuple[str, str]:
 
 
 def main() -> int:
-    """The number of features that failed."""
+    """Try all features, and return how many failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--only", default="", help="clients and features with this in their name")
     parser.add_argument("--tokenizer", default="gpt2", help="a folder or name, for the evaluators")
-    parser.add_argument("--verbose", action="store_true", help="tracebacks of what failed")
+    parser.add_argument("--verbose", action="store_true", help="print tracebacks of failures")
     given = parser.parse_args()
     base = given.base_url.rstrip("/").removesuffix("/v1")
     try:

@@ -1,8 +1,7 @@
-"""A desktop that is drawn, so that the examples need no display: two buttons, a text field, a list
-that scrolls, and a note that can be dragged.
+"""A simulated desktop, so that the examples need no display: two buttons, a text field, a
+scrollable list, and a note that can be dragged.
 
-Clicks hit what is under them. `log` has what has happened, in words. For a real desktop, replace
-this class by one of your own with the same methods.
+For a real desktop, replace the class by your own with the same methods.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NOTE_SIZE = 80
 
 
 class Desktop:
-    """The desktop. log: what has happened."""
+    """The desktop. `log` describes all actions and their results."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -34,10 +33,10 @@ class Desktop:
         self.note = (60, 200)
         self.cursor = (WIDTH // 2, HEIGHT // 2)
 
-    # ---- what is done to it
+    # ---- actions
 
     def click(self, x: int, y: int, button: str = "left", count: int = 1) -> str:
-        """Click, and return what was hit."""
+        """Click, and return a description of what was hit."""
         self.cursor = (x, y)
         hit = next((name for name, box in BUTTONS.items() if _within(box, x, y)), "")
         self.focused = _within(FIELD, x, y)
@@ -52,7 +51,7 @@ class Desktop:
         return self._note(f"moved to {x}, {y}")
 
     def drag(self, path: Sequence[tuple[int, int]]) -> str:
-        """Press at the path's first point, and release at its last."""
+        """Drag from the path's first point to its last, and return what was dragged."""
         (x0, y0), (x1, y1) = path[0], path[-1]
         self.cursor = (x1, y1)
         left, top = self.note
@@ -62,7 +61,7 @@ class Desktop:
         return self._note(f"dragged the note to {self.note}")
 
     def scroll(self, x: int, y: int, down: int) -> str:
-        """Scroll by pixels, if the list is there."""
+        """Scroll the list by `down` pixels if it is at this point."""
         self.cursor = (x, y)
         if not _within(LIST, x, y):
             return self._note("scrolled nothing")
@@ -82,7 +81,7 @@ class Desktop:
     def wait(self, seconds: float) -> str:
         return self._note(f"waited {seconds:g} s")
 
-    # ---- what it shows
+    # ---- screenshots
 
     def image(self) -> Image.Image:
         """Draw the screen."""
@@ -126,5 +125,5 @@ def _within(box: Box, x: int, y: int) -> bool:
 
 
 def _drawn(text: str) -> str:
-    """Return what Pillow's own font can draw."""
+    """Replace characters that Pillow's built-in font lacks."""
     return text.encode("latin-1", "replace").decode("latin-1").replace("\n", " ")

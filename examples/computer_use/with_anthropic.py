@@ -1,12 +1,12 @@
-"""Anthropic's loop for its computer toolset, as the anthropic SDK has it, with an open model.
+"""Run the anthropic SDK's loop for its computer toolset with an open model.
 
     saccade serve MODEL &
     pip install 'anthropic>=2.12' pillow
     python examples/computer_use/with_anthropic.py "Write hello into the field, and save it."
 
-The toolset below is what the SDK asks for: a method for each member. The base URL is all that tells
-the loop from one with Anthropic's models. `--must-act` makes every turn act, for models that are
-not trained to, such as the demo model.
+The toolset below implements what the SDK requires: a method for each action. Only the base URL
+differs from a loop with Anthropic's models. `--must-act` makes every turn act, for models that are
+not trained for it, such as the demo model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTCH = 100
 
 
 class Toolset(BetaAbstractComputerToolset20260801):
-    """Does a model's actions to the desktop."""
+    """Applies a model's actions to the desktop."""
 
     def __init__(self, desktop: Desktop) -> None:
         super().__init__(confirm=lambda _: True)
@@ -79,7 +79,7 @@ class Toolset(BetaAbstractComputerToolset20260801):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", nargs="?", default="Write hello into the field, and save it.")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--must-act", action="store_true")

@@ -1,12 +1,12 @@
-"""OpenAI's loop for its `computer`, as the openai SDK has it, with an open model.
+"""Run the openai SDK's loop for its `computer` tool with an open model.
 
     saccade serve MODEL &
     pip install 'openai>=3.52' pillow
     python examples/computer_use/with_openai.py "Write hello into the field, and save it."
 
-The driver below is what the SDK asks for: a method for each action. The base URL is all that tells
-the loop from one with OpenAI's models. `--must-act` makes the first turn act, for models that are
-not trained to, such as the demo model.
+The driver below implements what the SDK requires: a method for each action. Only the base URL
+differs from a loop with OpenAI's models. `--must-act` makes the first turn act, for models that are
+not trained for it, such as the demo model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUTTONS = {"wheel": "middle"}
 
 
 class Driver(ComputerDriver):
-    """Does a model's actions to the desktop."""
+    """Applies a model's actions to the desktop."""
 
     def __init__(self, desktop: Desktop) -> None:
         self.desktop = desktop
@@ -59,7 +59,7 @@ class Driver(ComputerDriver):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", nargs="?", default="Write hello into the field, and save it.")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's URL")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--must-act", action="store_true")

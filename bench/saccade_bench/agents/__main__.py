@@ -1,14 +1,14 @@
-"""Agents that trim their history, against any OpenAI-compatible server, by counts.
+"""Measure agents that trim their history, against any OpenAI-compatible server.
 
     python -m saccade_bench.agents --base-url http://127.0.0.1:8000 [--model NAME]
         [--habits append keep-1 keep-3 keep-5 fours vanish window] [--steps 14] [--size 640x360]
         [--pause 2] [--tasks 2]
 
-Each habit has its own `cache_salt` and runs its tasks one after another. `--pause` seconds pass
-between an answer and the next screenshot, as an agent's action takes. A Saccade server is waited
-for until it has computed what it knows of the next prompt. Prints, for each task, prompt tokens
-computed per step from the fourth step on, beside those of an agent that only appends, and how many
-were computed ahead in vain.
+Each trimming strategy (habit) has its own `cache_salt`, and runs its tasks one after another.
+`--pause` is the delay between an answer and the next screenshot, which simulates an agent's action.
+With a Saccade server, it also waits until all precomputed parts of the next prompt are done. Prints
+for each task the prompt tokens computed per step from the fourth step on, and how many precomputed
+tokens were used or wasted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from saccade_bench.agents.habits import HABITS
 from saccade_bench.agents.run import AgentStep, AgentTask, act, counters, mean
 
 FIRST = 3
-"""The fourth step."""
+"""Index of the fourth step."""
 WAITING = "saccade_next_prompts_waiting"
 ENCODED = "saccade_images_encoded_total"
 
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def row(steps: Sequence[AgentStep], encoded: float) -> list[str]:
-    """Return a task's figures, from the fourth step on."""
+    """Return a task's results, from the fourth step on, as cells of the table."""
     late = steps[FIRST:]
     vain, used = sum(step.vain for step in steps), sum(step.ahead for step in steps)
     return [

@@ -1,11 +1,11 @@
-"""What a client waits beside agents of another key, by counts: steps of the engine and prompt
-tokens computed for all clients from its question to its answer. Times depend on the machine, too.
+"""Measure how long a client waits next to agents with another API key: steps of the engine and
+prompt tokens computed for all clients between its question and its answer, and milliseconds.
 
     python -m saccade_bench.agents.beside [--agents 16] [--questions 12] [--habit keep-3]
         [--options ...]
 
-Serves the demo model with two keys. Agents of one trim their history; a client of the other asks
-about a new picture and about a text, in turns: first alone, then beside the agents.
+Serves the demo model with two keys. Agents of one key trim their history. A client of the other key
+asks about new images and texts, first alone and then concurrently with the agents.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from saccade_bench.soak import drawn
 
 KEYS = {"alice": "key-of-alice-1", "mallory": "key-of-mallory-1"}
 PAUSE = 0.2
-"""Seconds of an agent's action."""
+"""Duration of an agent's action."""
 
 
 class Over(Exception):
-    """The agents are to end."""
+    """Raised in agents to stop them."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """From a question to its answer."""
+    """What happened between a question and its answer."""
 
     steps: float
     computed: float
@@ -48,7 +48,7 @@ class Wait:
 
 
 def ask(url: str, client: httpx.Client, content: Any) -> Wait:
-    """Ask for one token of an answer."""
+    """Request an answer of one token, and measure the wait."""
     body = {"model": "demo", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
     before, begun = counters(url, client), time.monotonic()
     client.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
@@ -62,7 +62,7 @@ def ask(url: str, client: httpx.Client, content: Any) -> Wait:
 
 
 def ask_all(url: str, client: httpx.Client, count: int, first: int) -> dict[str, list[Wait]]:
-    """Ask about so many pictures and texts, none of which has been seen."""
+    """Ask about `count` new images and texts."""
     waits: dict[str, list[Wait]] = {"picture": [], "text": []}
     for seed in range(first, first + count):
         shown = drawn.about(drawn.part(drawn.image_url(3 * seed, (64, 48))))
@@ -72,7 +72,7 @@ def ask_all(url: str, client: httpx.Client, count: int, first: int) -> dict[str,
 
 
 def work(url: str, client: httpx.Client, habit: str, seed: int, over: threading.Event) -> None:
-    """Be an agent, task after task."""
+    """Run an agent's tasks, one after another, until `over` is set."""
 
     def rest() -> None:
         if over.wait(PAUSE):
@@ -87,7 +87,7 @@ def work(url: str, client: httpx.Client, habit: str, seed: int, over: threading.
 
 
 def row(name: str, waits: Sequence[Wait]) -> list[str]:
-    """Return median and maximum of each."""
+    """Return a row of the table, with median and maximum of each value."""
     figures: list[tuple[Callable[[Wait], float], str]] = [
         (lambda each: each.steps, "{:.0f}"),
         (lambda each: each.computed, "{:.0f}"),
@@ -109,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=16)
     parser.add_argument("--questions", type=int, default=12)
     parser.add_argument("--habit", choices=list(HABITS), default="keep-3")
-    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="of the server")
+    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="server options")
     given = parser.parse_args(words)
     table = Table("median / maximum", "steps", "prompt tokens computed", "ms")
     with tempfile.TemporaryDirectory() as name:

@@ -1,7 +1,7 @@
-"""How agents shorten their history before they send it: habits that harnesses have.
+"""Strategies (habits) of agent frameworks for trimming their history before they send it.
 
-A habit looks at the whole history each time, as Anthropic's loop, cua, UI-TARS and Skyvern do.
-Knows nothing of servers.
+A strategy is applied to the full history each time, as in Anthropic's loop, cua, UI-TARS and
+Skyvern.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ STUB = "[screenshot taken earlier]"
 
 @dataclass(frozen=True)
 class Habit:
-    """keep: the newest images that stay; 0: all. batch: how many go at once. form: what is left of
-    an image that goes: a text, a text of its message, nothing, nothing of its message, or of its
-    whole turn. first: images at the start that always stay. reminder: a text behind each request
-    that the next one lacks.
+    """A strategy for trimming images.
+
+    keep: number of newest images that are kept; 0: all.
+    batch: number of images that are removed at a time.
+    form: what replaces a removed image: a text part ("stub"), a text as its message's content,
+        nothing, nothing for its entire message, or nothing for its entire turn.
+    first: number of images at the start that are always kept.
+    reminder: text appended to each request, but not kept in the history.
     """
 
     keep: int = 0
@@ -32,7 +36,7 @@ class Habit:
     stub: str = STUB
 
     def trim(self, history: Sequence[Json]) -> History:
-        """Return what is sent of a history."""
+        """Return the messages to send for a history."""
         shown = [i for i, message in enumerate(history) if images(message)]
         surplus = max(0, len(shown) - self.first - self.keep) if self.keep else 0
         surplus -= surplus % self.batch
@@ -72,7 +76,7 @@ HABITS: Mapping[str, Habit] = {
 
 
 def images(message: Json) -> int:
-    """Count the images of a message."""
+    """Return the number of images in a message."""
     content = message["content"]
     parts = content if isinstance(content, list) else []
     return sum(part["type"] == "image_url" for part in parts)

@@ -1,8 +1,8 @@
-"""An agent with screenshots against a server, step by step: prompt tokens computed, images encoded,
-time to the first token.
+"""Run an agent with screenshots against a server, and measure each step: prompt tokens computed,
+images encoded, and time to first token.
 
-Owns the loop: a screenshot and a question, an answer, an action that takes a while. Knows no
-server's insides but the counters that it publishes.
+In each step, the agent sends a screenshot and a question, receives an answer, and executes an
+action.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ WORDS = ("open", "close", "next", "find", "type", "red", "blue", "save", "file",
 
 @dataclass(frozen=True)
 class AgentStep:
-    """One request. computed: prompt tokens that came from no cache. ahead: those among the cached
-    that were computed for it before it came, and that were so in vain. told: the server says how
-    many were cached.
+    """The measurements of one request. `ttft` is in seconds.
+
+    computed: prompt tokens that were not cached.
+    ahead, vain: tokens that the server precomputed for this prompt, and that were used or wasted.
+    changed: the server's reason why precomputed tokens did not match.
+    told: True if the server reports cached tokens.
     """
 
     prompt: int
@@ -43,7 +46,7 @@ class AgentStep:
 
 @dataclass(frozen=True)
 class AgentTask:
-    """What an agent sees. size: of its screenshots."""
+    """An agent's task. `size` is (width, height) of its screenshots."""
 
     steps: int = 14
     size: tuple[int, int] = (640, 360)
@@ -53,7 +56,7 @@ class AgentTask:
 
 
 def screenshots(task: AgentTask) -> Iterator[str]:
-    """Yield screenshots as data URLs: a desktop whose windows move."""
+    """Yield screenshots of a desktop with moving windows, as data URLs."""
     draw = np.random.default_rng(task.seed)
     width, height = task.size
     screen = np.full((height, width, 3), draw.integers(90, 200, 3), np.uint8)
@@ -71,7 +74,7 @@ def act(
     act: Callable[[], None],
     client: httpx.Client,
 ) -> list[AgentStep]:
-    """Run one agent. `act`: what it does between an answer and the next screenshot."""
+    """Run one agent. `act` is called between an answer and the next screenshot."""
     history: History = [{"role": "system", "content": SYSTEM}]
     draw, steps = random.Random(task.seed), []
     for shot, _ in zip(screenshots(task), range(task.steps)):
@@ -84,7 +87,7 @@ def act(
 
 
 def question(draw: random.Random, shot: str) -> Json:
-    """Return a user's message with a screenshot."""
+    """Return a user message with a question and a screenshot."""
     asked = f"what next? {' '.join(draw.choices(WORDS, k=3))}"
     image = {"type": "image_url", "image_url": {"url": shot}}
     return {"role": "user", "content": [{"type": "text", "text": asked}, image]}
@@ -93,7 +96,7 @@ def question(draw: random.Random, shot: str) -> Json:
 def ask(
     url: str, model: str, messages: History, task: AgentTask, client: httpx.Client
 ) -> AgentStep:
-    """Send one request as a stream, and read its counts."""
+    """Stream one answer, and return its measurements."""
     body: Json = {
         "model": model,
         "messages": messages,
@@ -143,6 +146,6 @@ def mean(values: Sequence[float]) -> float:
 
 
 def counters(url: str, client: httpx.Client) -> dict[str, float]:
-    """Return a Saccade server's counters, or nothing from another server."""
+    """Return a Saccade server's counters, or an empty dict for another server."""
     answer = client.get(f"{url}/metrics")
     return series(answer.text) if answer.is_success else {}

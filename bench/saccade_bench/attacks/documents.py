@@ -1,4 +1,4 @@
-"""PDFs of a few kB that take a processor minutes."""
+"""PDFs of a few kB that take minutes of CPU time to render."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade_bench.image_files import data_url
 
 
 def nested(pages: int, times: int, depth: int = 2) -> bytes:
-    """One page many times, whose forms draw forms that draw forms."""
+    """Return a PDF with the same page many times, which draws nested forms."""
     kids = "3 0 R " * pages
     objects = {1: b"<< /Type /Catalog /Pages 2 0 R >>"}
     objects[2] = f"<< /Type /Pages /Kids [{kids}] /Count {pages} >>".encode()
@@ -29,7 +29,7 @@ def nested(pages: int, times: int, depth: int = 2) -> bytes:
 
 
 def masked(draws: int) -> bytes:
-    """A page of draws through a luminosity mask each."""
+    """Return a PDF page that draws a form many times, each through a luminosity mask."""
     told = (
         "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources "
         "<< /ExtGState << /G 5 0 R >> /XObject << /X 6 0 R >> >> >>"
@@ -47,7 +47,7 @@ def masked(draws: int) -> bytes:
 
 
 def ask(url: str, data: bytes, client: str) -> str:
-    """The status of a question about a PDF, of the client of a salt, and how long it took."""
+    """Ask about a PDF as the tenant `client`. Return the status and the duration."""
     told = data_url(data, "application/pdf")
     part = {"type": "file", "file": {"file_data": told, "max_pixels": 64 * 64}}
     body = {
@@ -62,7 +62,7 @@ def ask(url: str, data: bytes, client: str) -> str:
 
 
 def beside(url: str, hostile: list[bytes]) -> str:
-    """What comes of hostile PDFs, and of a page of another client beside them."""
+    """Send hostile PDFs, and a page of another client at the same time. Describe the outcomes."""
     told: list[str] = []
     threads = [
         threading.Thread(target=lambda data=data: told.append(ask(url, data, "one")))
@@ -70,7 +70,7 @@ def beside(url: str, hostile: list[bytes]) -> str:
     ]
     for thread in threads:
         thread.start()
-    time.sleep(3.0)  # they are being drawn
+    time.sleep(3.0)  # until they are being rendered
     other = ask(url, pdf([Sheet(["a page"])]), "other")
     for thread in threads:
         thread.join()

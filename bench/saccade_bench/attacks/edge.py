@@ -1,4 +1,4 @@
-"""Attacks on the HTTP edge: heads, bodies, connections, and streams that nobody reads."""
+"""Attacks on the HTTP layer: headers, bodies, connections, and streams that are never read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELLO = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def count(answers: list[object]) -> str:
-    """Such as "3 x 200, 1 x reset"."""
+    """Summarize outcomes, such as "3 x 200, 1 x reset"."""
     return ", ".join(f"{number} x {answer}" for answer, number in Counter(answers).most_common(6))
 
 

@@ -1,5 +1,5 @@
-"""Attacks with image bytes: headers that are slow to read, pixels that swell, decodes without end,
-clients that leave.
+"""Attacks with image bytes: headers that are slow to parse, decompression bombs, endless decodes,
+and clients that disconnect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PIL.Image.MAX_IMAGE_PIXELS = None
 
 
 def ask(url: str, parts: list[dict[str, object]], seconds: float = 240) -> str:
-    """Status and the beginning of the error."""
+    """Send a question. Return the status and the start of the error message."""
     body = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": parts}]}
     try:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=seconds)
@@ -35,7 +35,7 @@ def small(seed: int) -> bytes:
 
 
 def neighbour(url: str, seed: int) -> str:
-    """The waiting time of a second client for an answer about a small image."""
+    """Describe how long another client waits for an answer about a small image."""
     begun = time.monotonic()
     status = ask(url, [image_part(small(seed))])[:3]
     return f"a neighbour's image {status} after {time.monotonic() - begun:.1f} s"
@@ -46,14 +46,14 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def text_bombs(seed: int) -> bytes:
-    """A small PNG with 60 texts that inflate to 1 MB each."""
+    """Return a small PNG with 60 text chunks that inflate to 1 MB each."""
     data = small(seed)
     bomb = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(1 << 20), 9))
     return data[:33] + bomb * 60 + data[33:]
 
 
 def many_scans(scans: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated."""
+    """Return a progressive JPEG whose last scan is repeated."""
     pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     data = save(pixels, "JPEG", progressive=True, quality=5)
     last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")

@@ -1,7 +1,4 @@
-"""Raw HTTP over sockets: requests beyond any well-behaved client.
-
-Owns connecting, writing heads, and reading one answer. Knows nothing of the attacked server.
-"""
+"""Raw HTTP over sockets, for requests that no well-behaved client would send."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer. Header names are in small letters."""
+    """A complete response. Header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -34,11 +31,11 @@ class Answer:
 def connect(
     url: str, *, receive_buffer: int | None = None, timeout: float = 30, source: str = ""
 ) -> socket.socket:
-    """A connection to the server at `url`; `source` is the client's own address, if not any."""
+    """Connect to the server at `url`. `source` is the local address to bind to, if not empty."""
     split = urlsplit(url)
     connection = socket.socket()
     connection.settimeout(timeout)
-    if receive_buffer is not None:  # before the connection is made, or it has no effect
+    if receive_buffer is not None:  # only has an effect before the connection is made
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     if source:
         connection.bind((source, 0))
@@ -47,9 +44,9 @@ def connect(
 
 
 def head(method: str, path: str, *lines: str, host: str = "localhost", **headers: object) -> bytes:
-    """A request line and headers, with the empty line at the end.
+    """Return a request line and headers, followed by an empty line.
 
-    `lines` are written as they are; `content_length=3` becomes `content-length: 3`.
+    `lines` are written verbatim. `content_length=3` becomes `content-length: 3`.
     """
     named = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     hosts = [f"host: {host}"] if host else []
@@ -59,14 +56,14 @@ def head(method: str, path: str, *lines: str, host: str = "localhost", **headers
 
 
 def post(path: str, body: object, *lines: str, **headers: object) -> bytes:
-    """A whole POST of JSON."""
+    """Return a complete POST request with JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     named: dict[str, Any] = {"content_type": "application/json", "content_length": len(data)}
     return head("POST", path, *lines, **named | headers) + data
 
 
 class _Unhurried:
-    """Reads no byte ahead of need, so that the next answer stays in the socket."""
+    """Reads no more than requested, so that the next response stays in the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -76,9 +73,10 @@ class _Unhurried:
 
 
 def read(connection: socket.socket, method: str = "GET") -> Answer:
-    """One answer.
+    """Read one response.
 
-    Raises ConnectionError if the server closes first, TimeoutError if no answer comes.
+    Raises ConnectionError if the server closes the connection first, and TimeoutError if there is
+    no response in time.
     """
     response = HTTPResponse(_Unhurried(connection), method=method)  # type: ignore[arg-type]
     try:
@@ -92,13 +90,13 @@ def read(connection: socket.socket, method: str = "GET") -> Answer:
 
 
 def ask(url: str, request: bytes, **options: object) -> Answer:
-    """The answer to one request on a connection of its own."""
+    """Send one request on a new connection, and return the response."""
     with connect(url, **options) as connection:  # type: ignore[arg-type]
         with_reset = False
         try:
             connection.sendall(request)
         except (BrokenPipeError, ConnectionResetError):
-            with_reset = True  # an answer may have come before
+            with_reset = True  # a response may have been sent before
         try:
             return read(connection, request.split(b" ", 1)[0].decode("latin-1"))
         except ConnectionError:
@@ -108,7 +106,9 @@ def ask(url: str, request: bytes, **options: object) -> Answer:
 
 
 def is_closed(connection: socket.socket, within: float) -> bool:
-    """True if the server ends the connection within so many seconds, whatever it sends before."""
+    """Return True if the server closes the connection within `within` seconds, even if it sends
+    data before.
+    """
     deadline = time.monotonic() + within
     try:
         while (left := deadline - time.monotonic()) > 0:
@@ -124,7 +124,7 @@ def is_closed(connection: socket.socket, within: float) -> bool:
 
 @contextmanager
 def connections(url: str, count: int, **options: object) -> Iterator[list[socket.socket]]:
-    """Many connections, closed at the end."""
+    """Open `count` connections, which are closed on exit."""
     with ExitStack() as stack:
         yield [stack.enter_context(connect(url, **options)) for _ in range(count)]  # type: ignore[arg-type]
 
@@ -136,10 +136,10 @@ def flood(
     seconds: float,
     patience: float = 15,
 ) -> int:
-    """Write `payload` up to `times` times on every socket, side by side, without reading.
+    """Write `payload` up to `times` times to every socket concurrently, without reading.
 
-    Ends when all is written, or nothing was taken for `patience` seconds, or after `seconds`.
-    Returns the bytes that were taken.
+    Stops when everything is written, when no byte was accepted for `patience` seconds, or after
+    `seconds`. Returns the number of bytes accepted.
     """
     block = payload * max(1, 65536 // len(payload))
     total = len(payload) * times

@@ -1,5 +1,5 @@
-"""Attacks by where images come from: URLs of hosts that never answer, files named many times,
-salts, and uploads without number.
+"""Attacks with image sources: URLs of hosts that never respond, files referenced many times, salts,
+and many uploads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def by_url(url: str) -> dict[str, object]:
 
 
 def ask(url: str, parts: list[dict[str, object]], **fields: object) -> tuple[str, float]:
-    """Status and error code, and the seconds of waiting."""
+    """Send a question. Return the status with the error code, and the seconds waited."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": parts}],
@@ -54,7 +54,7 @@ def count(answers: list[str]) -> str:
 
 @contextmanager
 def silent_host() -> Iterator[str]:
-    """Accepts connections and says nothing."""
+    """Serve a host that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as host:
         yield f"http://127.0.0.1:{host.getsockname()[1]}"
 

@@ -1,7 +1,4 @@
-"""The cost of an attack: CPU and memory of the server's processes, and the delay of `/health`.
-
-Knows the server by its process and address only.
-"""
+"""The cost of an attack: CPU and memory of the server's processes, and the latency of `/health`."""
 
 from __future__ import annotations
 
@@ -17,16 +14,20 @@ from urllib.parse import urlsplit
 import psutil
 
 PERIOD = 0.05
-"""Seconds between two looks."""
+"""Interval between two samples."""
 MAX_HEALTH = 120.0
-"""Seconds that an answer of /health is waited for."""
+"""Timeout of a request to /health."""
 
 
 @dataclass
 class Cost:
-    """CPU seconds spent and the largest resident memory (MB), by process; the worst answer of
-    /health in seconds, their number, and the number of failures. `stretch`: most CPU seconds of the
-    front's event loop during one /health, independent of other processes' load.
+    """The cost of an attack.
+
+    cpu, memory_before, memory: CPU seconds, and initial and maximum resident memory (MB), by role.
+    health: maximum latency of /health in seconds.
+    stretch: maximum CPU seconds of the front's event loop during one /health request, which does
+        not depend on the load of other processes.
+    healths, failures: number of requests to /health, and of those that failed.
     """
 
     cpu: dict[str, float] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Cost:
 
 
 def role(process: psutil.Process, front: int) -> str:
-    """The table's name for a process of the server."""
+    """Return the table's name for a process of the server."""
     if process.pid == front:
         return "front"
     line = " ".join(process.cmdline())
@@ -48,7 +49,7 @@ def role(process: psutil.Process, front: int) -> str:
 
 
 class _Processes(threading.Thread):
-    """Looks at the processes until told to stop. Equal roles count together."""
+    """Samples the processes until `done` is set. Processes of the same role are added up."""
 
     def __init__(self, pid: int, cost: Cost) -> None:
         super().__init__(daemon=True)
@@ -87,7 +88,7 @@ class _Processes(threading.Thread):
 
 
 class _Health(threading.Thread):
-    """Asks /health on a new connection each time, as a probe does."""
+    """Requests /health on a new connection each time, as a liveness probe does."""
 
     def __init__(self, url: str, cost: Cost, pid: int) -> None:
         super().__init__(daemon=True)
@@ -114,7 +115,7 @@ class _Health(threading.Thread):
             self._cost.health = max(self._cost.health, time.monotonic() - started)
 
     def _spent(self) -> float:
-        """CPU seconds of the event loop's thread; 0 once it has gone."""
+        """Return the CPU seconds of the event loop's thread, or 0 if it has exited."""
         with suppress(OSError):
             return int(self._clock.read_text().split()[0]) / 1e9
         return 0.0
@@ -122,7 +123,7 @@ class _Health(threading.Thread):
 
 @contextmanager
 def watching(pid: int, url: str) -> Iterator[Cost]:
-    """The cost of the block's events, complete at the end of the block."""
+    """Yield the cost of what happens within the context. It is complete on exit."""
     cost = Cost()
     started = time.monotonic()
     threads = (_Processes(pid, cost), _Health(url, cost, pid))

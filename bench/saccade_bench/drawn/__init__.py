@@ -1,3 +1,3 @@
-"""Drawn images and questions with one right answer: accuracy runs ask them, and `train/` trains the
-demo model on them.
+"""Drawn images, and questions about them with one correct answer. Accuracy runs ask these, and
+`train/` trains the demo model on them.
 """

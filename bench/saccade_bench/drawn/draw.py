@@ -1,9 +1,6 @@
-"""Pictures for the demo model: a scene is a frozen description, `render` turns it into pixels.
+"""Images for the demo model: a scene is a frozen description, which `render` draws with Pillow.
 
-Owns: the colours, shapes and fonts that exist, the placing of things, and the drawing (Pillow
-only).
-Does not know: questions, answers, tokens or tensors. Everything random comes from the
-`random.Random` that is passed in.
+All randomness comes from the `random.Random` argument.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ RGB = tuple[int, int, int]
 
 COLOURS: dict[
     str, tuple[RGB, RGB]
-] = {  # two shades each; a drawn colour lies between them, plus a little jitter
+] = {  # two shades each; a drawn colour is between them, with slight jitter
     "red": ((205, 35, 40), (255, 0, 0)),
     "green": ((35, 150, 60), (0, 128, 0)),
     "blue": ((45, 95, 215), (0, 0, 255)),
@@ -37,7 +34,7 @@ SHAPES = ("circle", "square", "triangle", "star", "heart", "cross")
 DEFAULT_FONT = "default"
 FONT_FILES: dict[
     str, tuple[str, str]
-] = {  # name -> (importable package, file inside it); used where installed
+] = {  # name -> (importable package, file in it); used if installed
     "dejavu-sans": ("matplotlib", "mpl-data/fonts/ttf/DejaVuSans.ttf"),
     "dejavu-sans-bold": ("matplotlib", "mpl-data/fonts/ttf/DejaVuSans-Bold.ttf"),
     "dejavu-serif": ("matplotlib", "mpl-data/fonts/ttf/DejaVuSerif.ttf"),
@@ -62,16 +59,16 @@ HELD_OUT_FONTS = (
     "source-serif-semibold",
     "dejavu-serif-italic",
 )
-"""Never trained on; the held-out evaluation adds them where they are installed."""
+"""Never used for training. The held-out evaluation also uses those that are installed."""
 
-MIN_FONT = 14  # px; smaller text is not promised
+MIN_FONT = 14  # px; smaller text need not be readable
 MIN_RADIUS = 9  # px
 
 
 @dataclass(frozen=True)
 class DrawnShape:
-    """One coloured shape; `x`, `y` is its centre and `radius` half its extent, in pixels; `angle`
-    in radians.
+    """One coloured shape. `x` and `y` are its centre and `radius` half its extent, in pixels.
+    `angle` is in radians.
     """
 
     kind: str
@@ -85,7 +82,7 @@ class DrawnShape:
 
 @dataclass(frozen=True)
 class DrawnText:
-    """One line of text; `x` is its left edge and `y` its baseline, in pixels."""
+    """One line of text. `x` is its left edge and `y` its baseline, in pixels."""
 
     text: str
     font: str
@@ -97,9 +94,9 @@ class DrawnText:
 
 @dataclass(frozen=True)
 class Scene:
-    """An image before drawing.
+    """The description of an image.
 
-    `shade` is the background's lower edge (a gradient from `background`).
+    The background is a vertical gradient from `background` to `shade`.
     """
 
     width: int
@@ -108,14 +105,14 @@ class Scene:
     shade: RGB
     shapes: tuple[DrawnShape, ...] = ()
     text: DrawnText | None = None
-    noise: int = 0  # 0 none, else the strength of a fixed grain
+    noise: int = 0  # 0: none; otherwise selects a fixed noise pattern
     smooth: bool = True  # antialiased edges
-    page: tuple[DrawnText, ...] = ()  # further lines; only the first stage of training draws any
+    page: tuple[DrawnText, ...] = ()  # more lines; only used in the first stage of training
 
 
 @dataclass(frozen=True)
 class Glyph:
-    """The place of one character: its centre and size, in pixels."""
+    """One character, with its centre and size in pixels."""
 
     char: str
     x: float
@@ -129,7 +126,7 @@ class Glyph:
 
 @lru_cache(maxsize=1)
 def installed_fonts() -> tuple[str, ...]:
-    """Names of the available fonts; Pillow's own is always the first."""
+    """Return the names of available fonts. Pillow's built-in font is the first."""
     found = [DEFAULT_FONT]
     for name in FONT_FILES:
         if _font_path(name) is not None:
@@ -138,7 +135,7 @@ def installed_fonts() -> tuple[str, ...]:
 
 
 def training_fonts() -> tuple[str, ...]:
-    """The installed fonts without the held-out ones."""
+    """Return the installed fonts without the held-out ones."""
     return tuple(name for name in installed_fonts() if name not in HELD_OUT_FONTS)
 
 
@@ -153,7 +150,7 @@ def _font_path(name: str) -> Path | None:
 
 @lru_cache(maxsize=2048)
 def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """The font at a pixel size; raises ValueError if it is not installed."""
+    """Return a font at a size in pixels. Raises ValueError if it is not installed."""
     if name == DEFAULT_FONT:
         font = ImageFont.load_default(size)
         assert isinstance(font, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
@@ -166,17 +163,17 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=4096)
 def _advance(font: str, char: str) -> float:
-    """Width of a character per pixel of font size."""
+    """Return the width of a character per pixel of font size."""
     return load_font(font, 100).getlength(char) / 100
 
 
 def lines(scene: Scene) -> tuple[DrawnText, ...]:
-    """Every line of text in the scene."""
+    """Return every line of text in the scene."""
     return scene.page if scene.text is None else (scene.text, *scene.page)
 
 
 def glyphs(text: DrawnText) -> list[Glyph]:
-    """The place of every character of a drawn line."""
+    """Return the position of every character of a line."""
     edges = [text.x]
     for char in text.text:
         edges.append(edges[-1] + _advance(text.font, char) * text.size)
@@ -192,8 +189,8 @@ def glyphs(text: DrawnText) -> list[Glyph]:
 
 
 def render(scene: Scene) -> Image.Image:
-    """Draw the scene: an RGB picture of `scene.width` x `scene.height` pixels, the same for the
-    same scene.
+    """Draw a scene as an RGB image of `scene.width` x `scene.height` pixels. Equal scenes have
+    equal images.
     """
     scale = 2 if scene.smooth and scene.shapes else 1
     size = (scene.width * scale, scene.height * scale)
@@ -258,7 +255,7 @@ def _draw_shape(draw: ImageDraw.ImageDraw, shape: DrawnShape, scale: int) -> Non
 
 @lru_cache(maxsize=16)
 def _outline(kind: str) -> tuple[tuple[float, float], ...]:
-    """The corners of a shape in the unit box, y downwards."""
+    """Return the corners of a shape in the unit box, with y pointing down."""
     if kind == "square":
         return ((-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85))
     if kind == "triangle":
@@ -295,11 +292,11 @@ def _outline(kind: str) -> tuple[tuple[float, float], ...]:
     raise ValueError(f"unknown shape {kind!r}")
 
 
-# Placing
+# Placement
 
 
 def draw_size(rng: random.Random, low: int = 96, high: int = 256) -> tuple[int, int]:
-    """A picture size: each side log-uniform in [low, high] pixels, at most 2.5 times the other."""
+    """Return a random size: sides are log-uniform in [low, high] pixels, with a ratio up to 2.5."""
     while True:
         width, height = (
             round(math.exp(rng.uniform(math.log(low), math.log(high)))) for _ in range(2)
@@ -309,7 +306,7 @@ def draw_size(rng: random.Random, low: int = 96, high: int = 256) -> tuple[int, 
 
 
 def draw_colour(rng: random.Random, name: str) -> RGB:
-    """A shade of the named colour."""
+    """Return a random shade of the named colour."""
     first, second = COLOURS[name]
     mix = rng.random() ** 2
     red, green, blue = (
@@ -319,7 +316,7 @@ def draw_colour(rng: random.Random, name: str) -> RGB:
 
 
 def draw_background(rng: random.Random, avoid: Sequence[RGB] = ()) -> tuple[RGB, RGB]:
-    """A background (upper and lower edge) from which every colour of `avoid` stands out."""
+    """Return a background (upper and lower edge) that contrasts with every colour of `avoid`."""
     while True:
         kind = rng.random()
         if kind < 0.3:
@@ -350,8 +347,8 @@ def draw_text_scene(
     fonts: Sequence[str],
     limits: tuple[float, float] = (MIN_FONT, math.inf),
 ) -> Scene:
-    """One line of text in a random font, size (within `limits`, px), colour and place; the line
-    always fits into the image.
+    """Return a scene with one line of text in a random font, size (within `limits`, px), colour and
+    position. The line always fits into the image.
     """
     width, height = size
     name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
@@ -377,7 +374,7 @@ def draw_text_scene(
 
 
 def _text_colours(rng: random.Random) -> tuple[RGB, tuple[RGB, RGB]]:
-    """A text colour and a background that differ by at least 100 levels of luminance."""
+    """Return a text colour and a background that differ by more than 100 levels of luminance."""
     while True:
         named = rng.random() < 0.5
         rgb = (
@@ -395,16 +392,15 @@ def _text_colours(rng: random.Random) -> tuple[RGB, tuple[RGB, RGB]]:
 def draw_shapes_scene(
     rng: random.Random, things: Sequence[tuple[str, str]], size: tuple[int, int]
 ) -> Scene:
-    """The `(colour, shape)` pairs placed apart from each other; for up to three, left to right in
-    the order given.
+    """Return a scene with `(colour, shape)` pairs, which do not overlap.
 
-    Centres of up to three things are at least 14 px apart horizontally, so that "left to right" is
-    never in doubt.
+    Up to three shapes are placed from left to right in the given order, with centres at least 14 px
+    apart horizontally, so that their order is unambiguous.
     """
     width, height = size
     ordered = len(things) <= 3
     colours = [draw_colour(rng, colour) for colour, _ in things]
-    alike = rng.random() < 0.4  # all of about one size
+    alike = rng.random() < 0.4  # all have about the same size
     while True:
         places = _place(rng, len(things), width, height, ordered, alike)
         if places is not None:
@@ -425,7 +421,7 @@ def draw_shapes_scene(
 def _place(
     rng: random.Random, count: int, width: int, height: int, ordered: bool, alike: bool
 ) -> list[tuple[float, float, float]] | None:
-    """Centres and radii without overlap, or None if this try finds no room."""
+    """Return (x, y, radius) of circles without overlap, or None if this attempt fails."""
     side = min(width, height)
     largest = max(
         MIN_RADIUS + 1.0, side * {1: 0.44, 2: 0.3, 3: 0.24}.get(count, 0.42 / math.sqrt(count))
@@ -454,8 +450,8 @@ def _place(
 def draw_page(
     rng: random.Random, size: tuple[int, int], fonts: Sequence[str], letters: str, largest: float
 ) -> Scene:
-    """An image full of short random lines and coloured shapes, without overlap: the first stage of
-    training learns to see on such pages.
+    """Return an image full of short random lines and coloured shapes, without overlap. The first
+    stage of training uses such pages.
     """
     width, height = size
     background, shade = draw_background(rng)
@@ -464,7 +460,7 @@ def draw_page(
     shapes: list[DrawnShape] = []
     for _ in range(40):
         if rng.random() < 0.3:
-            # A shape, if it stands out and touches nothing.
+            # A shape, if it contrasts with the background and overlaps nothing.
             radius = math.exp(
                 rng.uniform(math.log(MIN_RADIUS), math.log(min(60.0, 0.3 * min(size))))
             )
@@ -480,7 +476,7 @@ def draw_page(
                     )
                 )
             continue
-        # A line of text, if it fits and touches nothing.
+        # A line of text, if it fits and overlaps nothing.
         name = DEFAULT_FONT if rng.random() < 0.3 else rng.choice(list(fonts))
         text = "".join(rng.choice(letters) for _ in range(rng.randint(1, 6)))
         high = max(MIN_FONT + 1.0, min(largest, 0.6 * height, 0.9 * width / (0.6 * len(text))))
@@ -511,7 +507,9 @@ def draw_page(
 def _free(
     taken: list[tuple[float, float, float, float]], box: tuple[float, float, float, float]
 ) -> bool:
-    """True if the box (left, top, right, bottom) touches no taken box; the box is taken then."""
+    """Reserve a box (left, top, right, bottom) unless it overlaps a reserved one. Return True if it
+    was reserved.
+    """
     left, top, right, bottom = box
     if any(
         left < box[2] + 2 and box[0] - 2 < right and top < box[3] + 2 and box[1] - 2 < bottom
@@ -523,7 +521,7 @@ def _free(
 
 
 def _contrasting(rng: random.Random, *edges: RGB) -> RGB:
-    """A colour that differs from every edge by at least 80 levels of luminance."""
+    """Return a colour that differs from every edge by more than 80 levels of luminance."""
     while True:
         rgb = (
             draw_colour(rng, rng.choice(list(COLOURS)))

@@ -1,11 +1,8 @@
-"""The questions to the demo model: conversations about drawn images, each turn with its one right
-answer.
+"""Questions for the demo model: conversations about drawn images, in which each question has one
+correct answer.
 
-Owns: the phrasing of questions and answers, and the choice of questions for a scene. Does not know:
-how scenes are drawn (`draw`), tokens, tensors, or HTTP.
-
-A question without "in picture k" is about the last image; such questions are only asked if the
-latest images came one at a time.
+A question without "in picture k" is about the last image. Such questions are only asked if the
+latest images were sent one at a time.
 """
 
 from __future__ import annotations
@@ -33,10 +30,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question with its images, and its answer.
-
-    `kind` names the skill.
-    """
+    """One question with its images, and its answer. `kind` is the name of the skill."""
 
     kind: str
     scenes: tuple[Scene, ...]
@@ -46,7 +40,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Task:
-    """A conversation. `kind` is the skill, or "chat" where turns are mixed."""
+    """A conversation. `kind` is the skill, or "chat" if it has different ones."""
 
     kind: str
     turns: tuple[Exchange, ...]
@@ -54,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """The difficulty of a drawn conversation."""
+    """Parameters for the difficulty of conversations."""
 
     digits: int = 6
     letters: int = 7
@@ -63,21 +57,19 @@ class Difficulty:
     scenes: int = 4
     small: int = MIN_FONT  # px, the smallest font size
     text: float = math.inf  # px, the largest font size
-    random_words: float = 0.0  # share of words that are random letters; only training uses any
+    random_words: float = 0.0  # fraction of words with random letters; only used in training
     asking: tuple[float, float, float, float] = (
         3,
         3,
         3,
         2,
     )  # weights of describe, count, colour, shape
-    which: float = 0.45  # share of "which picture" among questions on several pictures
+    which: float = 0.45  # fraction of "which picture" among questions about several images
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The common state of the drawing functions: the source of randomness, the level, and the
-    fonts.
-    """
+    """Arguments of all drawing functions: the random generator, the difficulty, and the fonts."""
 
     rng: random.Random
     level: Difficulty
@@ -108,7 +100,7 @@ SMALL_TALK: tuple[tuple[str, str], ...] = tuple(
 )
 
 
-# What a scene shows
+# Descriptions of scenes
 
 
 def plural(kind: str) -> str:
@@ -116,7 +108,7 @@ def plural(kind: str) -> str:
 
 
 def thing(colour: str, kind: str) -> str:
-    """ "a red circle", "an orange star"."""
+    """Return a phrase such as "a red circle" or "an orange star"."""
     return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {kind}"
 
 
@@ -125,7 +117,7 @@ def is_number(scene: Scene) -> bool:
 
 
 def describe(scene: Scene) -> str:
-    """The content of the image, as a phrase without its full stop: "a red circle and a
+    """Return the content of an image as a phrase without a full stop, such as "a red circle and a
     blue star".
     """
     if scene.text is not None:
@@ -152,8 +144,8 @@ def number_scene(draw: Draw, size: tuple[int, int]) -> Scene:
 
 
 def word_scene(draw: Draw, size: tuple[int, int]) -> Scene:
-    """A known word (or, for training, random letters) in lower case, capitalised, or in
-    capitals.
+    """Draw a known word (or, for training, random letters) in lower case, capitalized or in upper
+    case.
     """
     rng = draw.rng
     if rng.random() < draw.level.random_words:
@@ -165,7 +157,7 @@ def word_scene(draw: Draw, size: tuple[int, int]) -> Scene:
 
 
 def shapes_scene(draw: Draw, size: tuple[int, int], objects: int | None = None) -> Scene:
-    """One to three things; mostly all different, sometimes with a colour or shape in common."""
+    """Draw one to three shapes. Most have different colours and kinds, but some share one."""
     rng = draw.rng
     count = objects or rng.randint(1, draw.level.objects)
     if rng.random() < 0.7:
@@ -176,7 +168,7 @@ def shapes_scene(draw: Draw, size: tuple[int, int], objects: int | None = None) 
 
 
 def count_scene(draw: Draw, size: tuple[int, int]) -> Scene:
-    """One to six things of one shape, of one colour or of several."""
+    """Draw one to six shapes of the same kind, in one to three colours."""
     rng = draw.rng
     kind, count = rng.choice(SHAPES), rng.randint(1, draw.level.count)
     palette = rng.sample(list(COLOURS), rng.choice([1, 1, 2, 3]))
@@ -186,7 +178,7 @@ def count_scene(draw: Draw, size: tuple[int, int]) -> Scene:
 
 
 def _compatible(rng: random.Random, things: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Black and white together leave few backgrounds; keep them together only sometimes."""
+    """Replace black in half of the cases if there is also white, as few backgrounds fit both."""
     colours = {colour for colour, _ in things}
     if {"black", "white"} <= colours and rng.random() < 0.5:
         unused = next(colour for colour in COLOURS if colour not in colours)
@@ -203,7 +195,7 @@ SCENES: dict[str, SceneMaker] = {
 }
 
 
-# Questions on one scene. `where` is "" or " in picture k".
+# Questions about one scene. `where` is "" or " in picture k".
 
 Question = tuple[str, str, str]  # kind, question, answer
 
@@ -329,7 +321,7 @@ def ask_shape(draw: Draw, scene: Scene, where: str) -> Question | None:
 
 
 def ask_which(draw: Draw, scenes: Sequence[Scene]) -> Question | None:
-    """ "Which picture shows ...?" for a thing that exactly one of the images shows."""
+    """Ask "Which picture shows ...?" for something that exactly one of the images shows."""
     found: Counter[str] = Counter()
     for scene in scenes:
         found.update(_findable(scene))
@@ -351,7 +343,7 @@ def ask_which(draw: Draw, scenes: Sequence[Scene]) -> Question | None:
 
 
 def _findable(scene: Scene) -> set[str]:
-    """The names that may ask for a thing in a scene: "red circle", "number"."""
+    """Return the names of things in a scene to ask for, such as "red circle" or "number"."""
     if scene.text is not None:
         return {"number" if is_number(scene) else "word"}
     if len(scene.shapes) > 3:
@@ -371,7 +363,7 @@ ASKERS: dict[str, Asker] = {
 }
 
 
-# Single skills (the held-out evaluation and the demo)
+# Single skills (for the held-out evaluation and the demo)
 
 
 def _single(draw: Draw, kind: str, scene: Scene, ask: Asker) -> Task | None:
@@ -416,7 +408,7 @@ SKILLS = ("number", "word", "describe", "shape", "colour", "count", "picture k",
 
 
 def held_out(kind: str, seed: int, fonts: Sequence[str] | None = None) -> Task:
-    """The `seed`-th task of a skill, at full difficulty; training never draws from these seeds."""
+    """Return the `seed`-th task of a skill at full difficulty. Training never uses these seeds."""
     rng = random.Random(f"held out/{kind}/{seed}")
     draw = Draw(rng, HARDEST, tuple(fonts or training_fonts()))
     while True:
@@ -425,7 +417,7 @@ def held_out(kind: str, seed: int, fonts: Sequence[str] | None = None) -> Task:
             return task
 
 
-# Conversations (training, and the held-out skill "chat")
+# Conversations (for training, and the held-out skill "chat")
 
 
 def conversation(
@@ -434,10 +426,10 @@ def conversation(
     turns: tuple[int, int] = (2, 5),
     weights: Sequence[float] | None = None,
 ) -> Task:
-    """A chat of several turns in which images are added along the way.
+    """Return a chat with several turns, some of which add images.
 
-    `sizes` fixes the number of images, and their sizes; otherwise one to `level.scenes` of any
-    size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
+    `sizes` fixes the number of images and their sizes. By default, there are up to `level.scenes`
+    of any size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
     """
     rng = draw.rng
     if sizes is None:
@@ -465,8 +457,8 @@ def conversation(
 
 
 def _ask_any(draw: Draw, seen: Sequence[Scene], single: bool) -> Question:
-    """A question with one answer: about the last image, about image k, or which image shows a
-    thing.
+    """Return a question with one answer: about the last image, about image k, or about which image
+    shows something.
     """
     rng = draw.rng
     while True:

@@ -1,6 +1,6 @@
-"""The words that the demo model knows by sight. Owns the list and nothing else.
+"""The words that the demo model is trained to read.
 
-No word of the questions and answers is among them: read words are always spelled letter by letter.
+None of them occurs in questions or answers, so that they are always spelled letter by letter.
 """
 
 _LIST = """

@@ -1,10 +1,10 @@
-"""The dependence of a server's answers on circumstances: the same questions asked cold, warm,
-batched, and beside long prompts.
+"""Consistency of a server's answers when the same questions are asked cold, warm, batched, and next
+to long prompts.
 
-Owns the passes. Greedy answers must be the same text in all passes; float32 promises so (in
-bfloat16 a different batch may round differently). A pass is cold because its images carry a new
-comment in their file: the bytes are new to the server, the pixels are not. Long prompts running
-beside the questions make a server cut their prefill into chunks at other places.
+Greedy answers must be the same text in all passes. This is guaranteed in float32. In bfloat16, a
+different batch may round differently. A pass is cold because its PNGs have a new comment, so that
+their bytes are new to the server, but not their pixels. Long prompts in the same batch make a
+server split the questions' prefill into different chunks.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def consistency(
     journal: Path | None = None,
     told: Progress | None = None,
 ) -> EvalResult:
-    """The share of questions with the cold answer in each later pass; groups are the passes. A
-    failure counts as a difference.
+    """Return the fraction of answers that equal the cold ones. The groups are the passes.
 
-    `journal` gets every comparison; nothing is read from it.
+    A failed request counts as a difference. Every comparison is appended to `journal`, which is not
+    read.
     """
     first, second, third = (uuid.uuid4().hex for _ in range(3))
     cold = _ask_all(items, sampler, first, 1)
@@ -107,7 +107,7 @@ def _compare(
 
 @contextmanager
 def _long_prompts(sampler: Sampler) -> Iterator[None]:
-    """Keeps one long text request running until the end."""
+    """Keep one long text request running until the context exits."""
     stop = threading.Event()
 
     def keep_asking() -> None:
@@ -117,7 +117,7 @@ def _long_prompts(sampler: Sampler) -> Iterator[None]:
             try:
                 sampler([{"role": "user", "content": f"{number}. {LONG_PROMPT}"}])
             except SampleError:
-                return  # too long for this model: the pass is then only a second batched one
+                return  # too long for this model: the pass is then a second batched one
 
     thread = threading.Thread(target=keep_asking)
     thread.start()
@@ -129,7 +129,7 @@ def _long_prompts(sampler: Sampler) -> Iterator[None]:
 
 
 def marked(messages: list[EvalMessage], mark: str) -> list[EvalMessage]:
-    """The messages with `mark` as a comment in every PNG."""
+    """Return the messages with `mark` as a comment in every PNG."""
     messages = copy.deepcopy(messages)
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
@@ -141,8 +141,8 @@ def marked(messages: list[EvalMessage], mark: str) -> list[EvalMessage]:
 
 
 def mark_png(encoded: bytes, mark: str) -> bytes:
-    """A PNG of the same pixels and other bytes: a tEXt chunk after the header (PNG specification,
-    11.3.4.3).
+    """Return a PNG with the same pixels and different bytes, by adding a tEXt chunk after the
+    header (PNG specification, 11.3.4.3).
     """
     body = b"tEXtComment\x00" + mark.encode("latin-1")
     chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")

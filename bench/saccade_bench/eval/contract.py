@@ -1,12 +1,11 @@
-"""The contract of an accuracy run, on one page.
+"""The interface of accuracy evaluations.
 
-    sampler(messages) -> text        a model: OpenAI chat messages in, the answer's text out; raises
-    SampleError
-    eval(sampler) -> Result          n, mean score, its standard error
+    sampler(messages) -> text        a model: takes OpenAI chat messages and returns the answer's
+                                     text, or raises SampleError
+    eval(sampler) -> EvalResult      number of items, mean score and its standard error
 
-An eval here is a sequence of `Item`s; `grade` asks and scores them. Scores are shares in [0, 1]. An
-item that fails (SampleError) is asked again by the next run and counts as wrong until then. Knows
-no server, no data set.
+An eval is a sequence of `Item`s, which `grade` asks and scores. Scores are in [0, 1]. An item that
+fails (SampleError) counts as wrong, and is asked again by the next run.
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ Progress = Callable[["GradedAnswer"], None]
 
 
 class SampleError(Exception):
-    """The model gave no answer: the message says why."""
+    """The model returned no answer. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One question. `messages` builds it on asking; `score` judges the text, from 0 to 1."""
+    """One question. `messages` builds its chat when it is asked, and `score` rates the answer from
+    0 to 1.
+    """
 
     id: str
     group: str
@@ -41,7 +42,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class GradedAnswer:
-    """One item, answered. `error` is set for a missing answer."""
+    """The answer to one item. `error` is set if there is no answer."""
 
     id: str
     group: str
@@ -53,8 +54,8 @@ class GradedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """`n` items, their mean score and its standard error; the same for each group of items; the
-    number of failures.
+    """The number of items, their mean score and its standard error, the number of failed items, and
+    the same for each group of items.
     """
 
     name: str
@@ -76,7 +77,7 @@ def grade(
     journal: Path | None = None,
     told: Progress | None = None,
 ) -> EvalResult:
-    """Ask and score all items."""
+    """Ask all items and return their summary. See `ask_all` for `journal` and `told`."""
     return summarise(name, ask_all(items, sampler, concurrency, journal, told))
 
 
@@ -87,8 +88,10 @@ def ask_all(
     journal: Path | None = None,
     told: Progress | None = None,
 ) -> list[GradedAnswer]:
-    """Answers in order of arrival, `concurrency` questions at a time. Items with an answer in
-    `journal` are not asked again; new answers are added.
+    """Ask `concurrency` questions at a time, and return the answers in order of completion.
+
+    Answers in `journal` are reused, and new ones are appended to it. `told` is called with each new
+    answer.
     """
     known = (
         {answer.id: answer for answer in read_journal(journal) if answer.error is None}
@@ -116,16 +119,16 @@ def _ask(item: Item, sampler: Sampler) -> GradedAnswer:
 
 
 def append(journal: Path, line: dict[str, Any]) -> None:
-    """Add a line, after completing a line cut short by a crash."""
+    """Append a line, after ending a line that a crash left incomplete."""
     cut = journal.exists() and not journal.read_bytes().endswith(b"\n")
     with journal.open("a") as file:
         file.write("\n" * cut + json.dumps(line) + "\n")
 
 
 def read_journal(path: Path) -> list[GradedAnswer]:
-    """Answers of an earlier run; none for a missing file.
+    """Return the answers of an earlier run, or none if the file does not exist.
 
-    A last line cut short by a crash is left out.
+    A line that a crash left incomplete is skipped.
     """
     if not path.exists():
         return []
@@ -139,7 +142,7 @@ def read_journal(path: Path) -> list[GradedAnswer]:
 
 
 def summarise(name: str, answers: Iterable[GradedAnswer]) -> EvalResult:
-    """Mean and standard error, in all and by group."""
+    """Return the mean and the standard error, over all answers and by group."""
     answers = list(answers)
     names = sorted({answer.group for answer in answers})
     groups = (
@@ -152,7 +155,7 @@ def summarise(name: str, answers: Iterable[GradedAnswer]) -> EvalResult:
 
 
 def pool(name: str, results: Sequence[EvalResult]) -> EvalResult:
-    """One result of several: as if their items had been scored together."""
+    """Combine results into one, as if their items had been scored together."""
     n, failed = sum(each.n for each in results), sum(each.failed for each in results)
     if n == 0:
         return EvalResult(name, 0, 0.0, 0.0)
@@ -162,7 +165,7 @@ def pool(name: str, results: Sequence[EvalResult]) -> EvalResult:
 
 
 def _mean(name: str, answers: Sequence[GradedAnswer]) -> EvalResult:
-    """The standard error of a mean of n scores: sqrt(sum((s - mean)^2) / n / n)."""
+    """Return the mean of n scores and its standard error, sqrt(sum((s - mean)^2) / n / n)."""
     n = len(answers)
     if n == 0:
         return EvalResult(name, 0, 0.0, 0.0)

@@ -1,9 +1,9 @@
 """MMMU (Yue et al. 2023, arXiv 2311.16502): college-level questions with images; multiple-choice or
 open answers.
 
-Owns the questions' form and the scoring rules, written anew after the published evaluation
-(github.com/MMMU-Benchmark/MMMU, eval). A question without a recognisable choice gets a random one,
-as in the publication; the draw depends on the question's id alone.
+The scoring rules reimplement the published evaluation (github.com/MMMU-Benchmark/MMMU, eval). As
+there, an answer without a recognizable choice is scored as a random one, which depends only on the
+question's id.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DOMAINS = {
         *("Energy_and_Power", "Materials", "Mechanical_Engineering"),
     ),
 }
-"""The publication's six domains, and the subjects of each."""
+"""The six domains of the publication, and the subjects of each."""
 CHOICE_PROMPT = "Answer with the option's letter from the given choices directly."
 OPEN_PROMPT = "Answer the question using a single word or phrase."
 
 CLUES = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
-"""What stands before the answer in a sentence; in the last sentence also an equals sign."""
+"""Phrases that precede the answer in a sentence. In the last sentence, "=" is one, too."""
 NUMBERS = (  # with thousands separators; in scientific notation; plain
     re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
     re.compile(r"-?\d+(?:\.\d+)?[eE][+-]?\d+"),
@@ -50,10 +50,7 @@ NUMBERS = (  # with thousands separators; in scientific notation; plain
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question.
-
-    `options` is empty for an open question; `answers` are a letter, or the right texts.
-    """
+    """One question, which is open if `options` is empty. `answers` is a letter or correct texts."""
 
     id: str
     question: str
@@ -70,7 +67,7 @@ class Question:
         return "_".join(self.id.split("_")[1:-1]) or "all"
 
     def parts(self) -> list[str | bytes]:
-        """The prompt: pictures stand where the text says `<image k>`."""
+        """Return the prompt, with images in the positions of `<image k>`."""
         lines = [
             self.question,
             *(
@@ -90,7 +87,7 @@ class Question:
 
 
 def load_questions(source: str | None) -> list[Question]:
-    """Questions of a file, a folder or the hub (default: the validation split).
+    """Load questions from a file, a folder or the hub (default: the hub's validation split).
 
     Raises ConfigError.
     """
@@ -122,19 +119,19 @@ def _question(row: Row, images: tuple[bytes, ...]) -> Question:
 
 
 def _listed(value: object) -> tuple[str, ...]:
-    """The hub stores lists as Python text."""
+    """Parse a list, which the hub stores as a Python literal."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = ast.literal_eval(value)
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
 
 def items(source: str | None, count: int | None = None) -> list[Item]:
-    """MMMU as items of an eval; the first `count`."""
+    """Return the first `count` questions as items of an eval."""
     return [_item(question) for question in load_questions(source)[:count]]
 
 
 def with_domains(result: EvalResult) -> EvalResult:
-    """The same result with a sum for each domain behind the subjects, as the publication has it."""
+    """Return the result with an additional group for each domain, as in the publication."""
     sums = (
         pool(f"Overall-{name}", [each for each in result.groups if each.name in subjects])
         for name, subjects in DOMAINS.items()
@@ -164,8 +161,10 @@ def is_right(question: Question, response: str) -> bool:
 def parse_choice(
     response: str, letters: tuple[str, ...], options: tuple[str, ...], seed: str = ""
 ) -> str:
-    """The chosen letter: the last of `(A)`, else of ` A `, else of `A.`, else of an option's text
-    in a longer answer, else a random one.
+    """Return the chosen letter.
+
+    This is the last one written as `(A)`, or else as ` A `, or else as `A.`, or else the letter of
+    the option whose text comes last in an answer of more than five words, or else a random one.
     """
     text = response
     for mark in ",.!?;:'":
@@ -174,7 +173,7 @@ def parse_choice(
     for form in ("({})", "{} ", "{}."):
         found = [letter for letter in letters if form.format(letter) in text]
         if found:
-            # As published: brackets are compared by their own place, the other two by ` A `.
+            # As published: `(A)` is located with its brackets, the other two forms by ` A `.
             place = "({})" if form == "({})" else " {} "
             return max(found, key=lambda letter: text.rfind(place.format(letter)))
     if len(text.split()) > 5:
@@ -190,8 +189,8 @@ def parse_choice(
 
 
 def parse_open(response: str) -> set[str | float]:
-    """The possible contents of an open answer: the tails of its sentences after a clue, and every
-    number in them.
+    """Return the candidates in an open answer: what follows a clue in each sentence, and every
+    number in it.
     """
     text = response.strip().strip(".").lower()
     sentences = re.split(r"\.\s(?=[A-Z])|\n", text)
@@ -208,8 +207,10 @@ def parse_open(response: str) -> set[str | float]:
 
 
 def normalise(text: str) -> tuple[str | float, ...]:
-    """A number rounded to two places; else lower case; a single character with a space at either
-    side, so that it is not found in words.
+    """Return a number rounded to two decimals, or else the text in lower case.
+
+    A single character is returned with a space before or after it, so that it does not match
+    within words.
     """
     text = text.strip()
     try:
@@ -220,7 +221,7 @@ def normalise(text: str) -> tuple[str | float, ...]:
 
 
 def is_open_right(answers: tuple[str, ...], said: set[str | float]) -> bool:
-    """True if a right text lies within a content, or a right number is among the numbers."""
+    """Return True if a candidate contains a correct text, or equals a correct number."""
     right = {form for answer in answers for form in normalise(answer)}
     texts = [form for form in right if isinstance(form, str)]
     return any(

@@ -1,9 +1,9 @@
-"""Reading drawn words and numbers: the eval `ocr`, and the images of the benchmark's data set of
-that name.
+"""Reading rendered words and numbers: the eval `ocr`, and the images of the benchmark's data set of
+the same name.
 
-Owns the drawn texts and the judgement: a right answer contains the text as a word of its own,
-whatever is said around. The drawing is the demo model's; only Pillow's own font is used, so that
-images are the same everywhere.
+An answer is correct if it contains the text as a separate word, whatever else it contains. Images
+are drawn as for the demo model, but only with Pillow's built-in font, so that they are the same on
+every machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUESTIONS: dict[Kind, str] = {"number": "What number is this?", "word": "What wo
 
 @dataclass(frozen=True, slots=True)
 class OcrLine:
-    """A PNG with one line of text, the question about it and the text."""
+    """A PNG with one line of text, a question about it, and the text."""
 
     encoded: bytes
     question: str
@@ -33,8 +33,9 @@ class OcrLine:
 
 
 def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> OcrLine:
-    """A number of one to six digits or a word that the demo model knows; `size` in pixels, else
-    each side between 96 and 320.
+    """Draw a number of one to six digits, or a word from the demo model's vocabulary.
+
+    `size` is (width, height) in pixels. By default, each side is between 96 and 320.
     """
     rng = random.Random(f"ocr/{kind}/{seed}")
     scene = SCENES[kind](Draw(rng, HARDEST, (DEFAULT_FONT,)), size or draw_size(rng))
@@ -43,8 +44,8 @@ def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> 
 
 
 def says(text: str, expected: str) -> float:
-    """1 if `expected` stands in the text as a word of its own (case and thousands separators
-    aside), else 0.
+    """Return 1 if the text contains `expected` as a separate word, or else 0. Ignores case and
+    thousands separators.
     """
     bare = re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", text)
     return float(
@@ -56,7 +57,7 @@ def says(text: str, expected: str) -> float:
 
 
 def items(count: int, seed: int) -> list[Item]:
-    """`count` readings, numbers and words in turn."""
+    """Return `count` items, alternating numbers and words."""
     return [_item(seed + number, ("number", "word")[number % 2]) for number in range(count)]
 
 

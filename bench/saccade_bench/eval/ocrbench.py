@@ -1,8 +1,8 @@
-"""OCRBench (Liu et al. 2023, arXiv 2305.07895): 1,000 questions on text in pictures.
+"""OCRBench (Liu et al. 2023, arXiv 2305.07895): 1,000 questions about text in images.
 
-Owns the rows' form and the scoring rule, written anew after the published evaluation
-(github.com/Yuliang-Liu/MultimodalOCR): an answer is right if it contains one of the known texts,
-line breaks as spaces, in lower case; for handwritten formulae (HME100k) with case, without spaces.
+The scoring rule reimplements the published evaluation (github.com/Yuliang-Liu/MultimodalOCR). An
+answer is correct if it contains one of the expected texts, in lower case and with line breaks as
+spaces. Handwritten formulae (HME100k) are compared case-sensitively and without spaces.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FORMULAE = ("HME100k", "Handwritten Mathematical Expression Recognition")
 
 
 def items(source: str | None, count: int | None = None) -> list[Item]:
-    """Questions of a file, a folder or the hub; the first `count`.
+    """Return the first `count` questions of a file, a folder or the hub.
 
-    Both the columns of the hub and of the authors' JSON are read.
+    Accepts the columns of the hub's data set and those of the authors' JSON.
     """
     found: list[Item] = []
     for row, folder in load_rows(source or HUB):
@@ -55,7 +55,7 @@ def _answers(value: object) -> tuple[str, ...]:
 
 
 def is_right(text: str, answers: tuple[str, ...], formula: bool) -> bool:
-    """True if the text contains one of the answers."""
+    """Return True if the text contains one of the answers."""
     return any(_plain(answer, formula) in _plain(text, formula) for answer in answers)
 
 

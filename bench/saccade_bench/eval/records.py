@@ -1,8 +1,7 @@
-"""Question files: JSON lines, JSON, Parquet, or a data set of the Hugging Face hub, as rows; and
-the pictures in their cells.
+"""Read rows, and the images in their cells, from question files: JSON lines, JSON, Parquet, or data
+sets of the Hugging Face hub.
 
-Owns reading. Parquet needs pyarrow, the hub the network; both are asked for only when used. Knows
-no data set's columns.
+Parquet needs pyarrow and the hub needs a network connection, but only when they are used.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ Row = dict[str, Any]
 
 
 def load_rows(source: str, pattern: str = "**/*.parquet") -> Iterator[tuple[Row, Path]]:
-    """Rows of a file, of a folder's files, or of a hub data set's files that match `pattern`; with
-    the folder that paths are relative to.
+    """Yield the rows of a file, of a folder's files, or of a hub data set's files that match
+    `pattern`, each with the directory to which its paths are relative.
 
-    Raises ConfigError if there is nothing to read.
+    Raises ConfigError if no file matches.
     """
     path = Path(source)
     if path.is_file():
@@ -42,8 +41,10 @@ def load_rows(source: str, pattern: str = "**/*.parquet") -> Iterator[tuple[Row,
 
 
 def image_bytes(cell: Any, folder: Path) -> bytes | None:
-    """The encoded picture of a cell: a path, a data URL, base64 text, raw bytes, or the hub's
-    {"bytes", "path"}; None if empty.
+    """Return the encoded image of a cell, or None if it is empty.
+
+    A cell may be a path, a data URL, base64 text, raw bytes, or the hub's {"bytes", "path"}. Raises
+    ConfigError if it is none of these.
     """
     if isinstance(cell, dict):
         return image_bytes(cell.get("bytes") or cell.get("path"), folder)

@@ -1,7 +1,6 @@
 """`saccade eval`: accuracy of a model behind an OpenAI-compatible server.
 
-Owns the order of a run: questions, journal, progress, table. An existing journal is continued; a
-journal of a different run is refused.
+An existing journal (--output-file) is resumed if it belongs to the same run, and rejected if not.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ ANSWER_TOKENS: dict[EvalName, int] = {
 
 
 def evaluate(name: EvalName, target: TargetOptions, options: EvalOptions) -> EvalResult:
-    """Ask, score, print. Raises ConfigError."""
+    """Ask all questions, score the answers, and print the result. Raises ConfigError."""
     items = QUESTIONS[name](options)
     max_tokens = options.max_tokens or ANSWER_TOKENS[name]
     extra = parse_extra(target.extra_request_body)
@@ -72,7 +71,7 @@ def evaluate(name: EvalName, target: TargetOptions, options: EvalOptions) -> Eva
 def _ask(
     name: EvalName, items: Sequence[Item], sampler: Sampler, options: EvalOptions
 ) -> EvalResult:
-    """With a bar that shows the share of right answers so far."""
+    """Ask all questions with a progress bar that shows the accuracy so far."""
     scores: list[float] = []
     total = len(items) * (len(PASSES) if name == "consistency" else 1)
     with counted(name, total, quiet=options.quiet) as tell:
@@ -86,14 +85,14 @@ def _ask(
 
 
 def _mixed(count: int, seed: int) -> list[Item]:
-    """Reading and shapes, half each."""
+    """Return half OCR and half shape questions."""
     return ocr.items(count // 2, seed) + shapes.items(count - count // 2, seed)
 
 
 def open_journal(path: Path, head: dict[str, Any]) -> None:
-    """Begin a journal, or check that an existing one has the same eval, model and settings.
+    """Create a journal, or check that an existing one has the same eval, model and settings.
 
-    Raises ConfigError.
+    Raises ConfigError if it does not.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,4 @@
-"""One answer from an OpenAI-compatible server: the `Sampler` over HTTP, and messages with images.
-
-Owns HTTP. Does not know the questions or their scoring.
-"""
+"""A `Sampler` that requests answers from an OpenAI-compatible server, and messages with images."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ SIGNATURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF
 
 
 def user_message(parts: Iterable[str | bytes]) -> EvalMessage:
-    """Text and encoded pictures, in order."""
+    """Return a user message with text and encoded images, in order."""
     content: list[dict[str, Any]] = []
     for part in parts:
         if isinstance(part, str):
@@ -36,7 +33,7 @@ def data_url(encoded: bytes) -> str:
 
 @dataclass(frozen=True)
 class HttpSampler:
-    """A `Sampler` of greedy answers; may be called from many threads."""
+    """A `Sampler` of greedy answers. It is thread-safe."""
 
     client: httpx.Client
     model: str
@@ -52,8 +49,9 @@ class HttpSampler:
         extra: Mapping[str, Any],
         timeout: float,
     ) -> HttpSampler:
-        """A sampler for the server's model. Raises ConfigError if the server does not name its
-        models.
+        """Return a sampler for a model, by default the server's first.
+
+        Raises ConfigError if the server does not list its models.
         """
         address = root(base_url)
         name = model or first_model(address, headers, timeout)

@@ -1,8 +1,8 @@
-"""Naming drawn things: colour, shape, count, and images among several. Runs on the demo model and
-on any other.
+"""Questions about drawn shapes: their colour, kind and count, and one among several images. Works
+with the demo model and any other.
 
-Owns the judgement: an answer is right by its names (colours, shapes, numbers), not by its wording.
-Scenes and questions are the demo's held-out ones.
+An answer is correct if it names the right colours, shapes and numbers, whatever its wording. Scenes
+and questions are those that the demo model was not trained on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six")
 
 
 def items(count: int, seed: int) -> list[Item]:
-    """`count` questions, the kinds in turn."""
+    """Return `count` questions that cycle through the kinds."""
     return [_item(KINDS[number % len(KINDS)], seed + number) for number in range(count)]
 
 
@@ -42,8 +42,8 @@ def png(scene: Scene) -> bytes:
 
 
 def is_right(kind: str, turn: Exchange, text: str) -> bool:
-    """True if the text names the same things as the known answer, and nothing else of
-    their kind.
+    """Return True if the text names the same things as the expected answer, and no others of their
+    kind.
     """
     if kind == "shape":
         return set(named(text, SHAPES)) == set(named(turn.answer, SHAPES))
@@ -58,7 +58,7 @@ def is_right(kind: str, turn: Exchange, text: str) -> bool:
 
 
 def _described(kind: str, turn: Exchange) -> Scene:
-    """The scene that the question is about."""
+    """Return the scene that the question is about."""
     if kind == "describe":
         return turn.scenes[0]
     number = re.search(r"picture (\d)", turn.question)
@@ -72,7 +72,7 @@ def named(text: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _things(text: str) -> list[tuple[str, str]]:
-    """(colour, shape) pairs in the order of the text."""
+    """Return the (colour, shape) pairs in the text, in order."""
     pattern = rf"\b({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})\b"
     return [
         (colour.lower(), shape.lower())
@@ -81,6 +81,6 @@ def _things(text: str) -> list[tuple[str, str]]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Numbers in digits or words, in order."""
+    """Return the numbers in the text, as digits or words, in order."""
     found = re.findall(rf"\b(\d+|{'|'.join(NUMBER_WORDS)})\b", text.lower())
     return [int(word) if word.isdigit() else NUMBER_WORDS.index(word) for word in found]

@@ -1,8 +1,8 @@
-"""Questions about what came when in a clip: the number in a frame or a second, and the first
-colour. Runs on any model that takes videos.
+"""Questions about the order of events in a clip: the number in a frame or a second, and the first
+colour. Works with any model that supports video.
 
-Owns the clips and the judgement. A clip is sent as its frames, two a second, so that no decoder
-stands between. Frames that were swapped, lost or taken from another clip give wrong answers.
+Clips are sent as frames, two per second, so that results do not depend on a video decoder. An
+answer is wrong if frames were reordered, dropped or taken from another clip.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ KINDS = ("frame k", "second k", "first colour")
 SIZE = (224, 160)
 FPS = 2
 LONGEST = 4
-"""Seconds of a clip at most."""
+"""Maximum length of a clip in seconds."""
 
 
 def items(count: int, seed: int) -> list[Item]:
-    """`count` questions, the kinds in turn."""
+    """Return `count` questions that cycle through the kinds."""
     return [_item(KINDS[number % len(KINDS)], seed + number) for number in range(count)]
 
 
@@ -45,7 +45,7 @@ def _item(kind: str, seed: int) -> Item:
 
 
 def _numbers(rng: random.Random, held: int) -> tuple[list[Scene], str, str]:
-    """A number in each frame, or in each second: then both frames of a pair are equal."""
+    """Draw a different number for every `held` frames. `held` is 1, or FPS for one per second."""
     draw, seconds = Draw(rng, HARDEST, (DEFAULT_FONT,)), rng.randint(2, LONGEST)
     scenes: list[Scene] = []
     while len(scenes) < seconds * FPS // held:
@@ -59,7 +59,7 @@ def _numbers(rng: random.Random, held: int) -> tuple[list[Scene], str, str]:
 
 
 def _colours(rng: random.Random) -> tuple[list[Scene], str, str]:
-    """A thing of one colour for a second, then of another."""
+    """Draw a shape whose kind and colour change every second."""
     colours = rng.sample(list(COLOURS), rng.randint(2, LONGEST))
     scenes = [draw_shapes_scene(rng, [(colour, rng.choice(SHAPES))], SIZE) for colour in colours]
     frames = [scene for scene in scenes for _ in range(FPS)]
@@ -72,7 +72,7 @@ def _shown(scene: Scene) -> str:
 
 
 def clip_message(frames: Sequence[Scene], question: str) -> EvalMessage:
-    """A clip as its frames, and the question."""
+    """Return a user message with a clip as frames, and a question."""
     video = {"type": "video", "video": [data_url(png(frame)) for frame in frames], "fps": FPS}
     return {"role": "user", "content": [video, {"type": "text", "text": question}]}
 

@@ -1,1 +1,1 @@
-"""`make gpu-check`: everything that needs a GPU, in one command. `__main__.py` says how."""
+"""`make gpu-check`: run everything that needs a GPU in one command. See `__main__.py`."""

@@ -1,22 +1,23 @@
-"""Everything that needs a GPU, on a CUDA machine without network and without an installation, in
-three commands: `plan.py` prints them, with what to carry.
+"""Run everything that needs a GPU, on a CUDA machine without a network or an installation, in three
+commands. `plan.py` prints them, with the files to carry.
 
     make gpu-check-a PYTHON=python3 ARGS="--out bench/results/h200"    (and -b, -c)
     (or: PYTHONPATH=.:bench python3 -m saccade_bench.gpu_check --command a --out bench/results/h200)
 
-`make gpu-check` is all stages of `stages.py`. Each is a process of its own, ended at its limit, the
-most valuable first; all together end within --budget seconds, and what found no time is reported as
-skipped. DIR has report.md (each figure with its floor, what others have published, the target, and
-what to try where it is far off), summary.json, and results.tar.gz with these, all logs and the
-stages' own files; all three are replaced after each stage and every five seconds, each as a whole,
-so that a kill at any moment leaves them readable. Figures are printed too, and `report.py` makes a
-report of whatever came back.
-Status: 0 all went well, 1 a stage failed, 2 it cannot run here.
+`make gpu-check` runs all stages of `stages.py`, the most valuable first. Each is a separate process
+that is stopped at its time limit. All together end within --budget seconds, and stages for which no
+time is left are reported as skipped. DIR gets report.md (each figure with its floor, published
+results of other servers, the target, and advice if it is far off), summary.json, and results.tar.gz
+with these, all logs and the stages' own files. These three are replaced atomically after each stage
+and every five seconds, so that they are readable whenever the run is killed. Figures are also
+printed, and `report.py` creates a report from whatever was recovered.
+Exit status: 0 if everything succeeded, 1 if a stage failed, 2 if the check cannot run here.
 
-`--device cpu --quick` exercises all of it on tiny models, kernels in Triton's interpreter; the
-figures mean nothing then.
+`--device cpu --quick` tries out everything on tiny models, with kernels in Triton's interpreter.
+Its figures are meaningless.
 
-Imports the standard library alone, beside what is here: what lacks, hangs or dies is a stage's.
+Only imports the standard library and this package, so that a missing package, a hang or a crash
+only affects a stage.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from saccade_bench.gpu_check.stages import AGAIN, COMMANDS, FACTS, STAGES, Stage
 from saccade_bench.gpu_check.targets import COPY, PRODUCTS
 
 MAX_AGAIN = 100
-"""Tests that are run again."""
+"""Maximum number of tests that are run again."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def shown(args: argparse.Namespace, given: Sequence[str]) -> str:
-    """The command, without this machine's folders."""
+    """Return the command without this machine's output path."""
     argv = ["OUT" if each == str(args.out) else each for each in given]
     return shlex.join(["python", "-m", "saccade_bench.gpu_check", *argv])
 
@@ -123,7 +124,7 @@ def shown(args: argparse.Namespace, given: Sequence[str]) -> str:
 def carry_out(
     runner: StageRunner, stages: Sequence[Stage], out: Path, facts: dict[str, Any], device: str
 ) -> int:
-    """All stages, each told of when it is in the archive; the status."""
+    """Run all stages, print each outcome after archiving it, and return the exit status."""
     absent = {stage.name: lacks for stage in stages if (lacks := runner.lacks(stage))}
     if absent:
         print(explain(absent), flush=True)
@@ -152,7 +153,7 @@ def carry_out(
 
 
 def tell(outcome: Outcome) -> None:
-    """What became of a stage, on standard output."""
+    """Print the outcome of a stage."""
     for figure in outcome.figures:
         print(printed(outcome.name, figure))
     for figure in outcome.figures:
@@ -163,16 +164,17 @@ def tell(outcome: Outcome) -> None:
 
 
 def sees_cuda(folder: Path) -> bool:
-    """Whether torch does; yes where the stage was ended before it could say so."""
+    """Return False if torch reported that it has no CUDA device."""
     path = folder / "facts.json"
     return not path.is_file() or bool(json.loads(path.read_text()).get("cuda", True))
 
 
 # ---- the command before
+# ---- results of the previous command
 
 
 def read_summary(path: Path | None) -> dict[str, Any]:
-    """Nothing where it is not there, or no summary."""
+    """Return a summary, or an empty dict if the file is absent or invalid."""
     try:
         found: dict[str, Any] = json.loads(path.read_text()) if path else {}
     except (OSError, json.JSONDecodeError) as error:
@@ -182,13 +184,13 @@ def read_summary(path: Path | None) -> dict[str, Any]:
 
 
 def failed_before(summary: dict[str, Any]) -> list[str]:
-    """Names of tests that failed, or were under way when the run was ended."""
+    """Return the tests that failed, or that were running when the run was stopped."""
     tests = summary.get("tests", {})
     return [*tests.get("bad", ()), *tests.get("unfinished", ())][:MAX_AGAIN]
 
 
 def speeds_before(summary: dict[str, Any]) -> dict[str, float]:
-    """What the machine was measured to do."""
+    """Return the speeds that were measured on this machine."""
     figures = [each for stage in summary.get("stages", ()) for each in stage["figures"]]
     return {
         each["metric"]: each["value"]

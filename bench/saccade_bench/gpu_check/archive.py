@@ -1,7 +1,5 @@
-"""The results of a check where they are wanted: the report, its figures, and everything else in one
-archive, each replaced as a whole, so that what ends the check at any moment ends no file.
-
-Knows nothing of what lies in the folder that it copies.
+"""Copy the results of a check to the output directory: the report, the summary, and an archive of
+everything else. Each file is replaced atomically, so that a kill at any time leaves it intact.
 """
 
 from __future__ import annotations
@@ -19,16 +17,17 @@ from typing import Self
 NAME = "results.tar.gz"
 PIECE_BYTES = 1 << 16
 BESIDE = ("report.md", "summary.json")
-"""Files that are also to be read without unpacking."""
+"""Files that are also copied outside the archive."""
 EVERY_SECONDS = 5.0
 MAX_BYTES = 4 << 20
-"""Of a longer file its end: what comes back from a machine is bounded."""
+"""Maximum size per file, because outputs are limited. Only the end of a longer file is kept."""
 
 
 class Archive:
-    """`with`: `folder` is copied to `out` every so often, and at the end. At most twice as many
-    files as have names here lie there. `refresh`: makes the report in the folder; what is wrong
-    with it is said once, and stops nothing.
+    """Context manager that copies `folder` to `out` periodically and on exit.
+
+    `out` has at most one temporary file per result. `refresh` creates the report in the folder. Its
+    errors are printed once and otherwise ignored.
     """
 
     def __init__(
@@ -58,10 +57,10 @@ class Archive:
         self.write()
 
     def write(self) -> None:
-        """All that is there now. On return a kill takes nothing of it back."""
+        """Copy everything that exists now. After it returned, a kill does not lose it."""
         with self._lock:
             self._attempt(lambda: self._refresh(self._folder))
-            self._attempt(self._copy)  # a disk may be full, and have room again
+            self._attempt(self._copy)  # can fail if the disk is temporarily full
 
     def _copy(self) -> None:
         self._replace(NAME, pack(self._folder))
@@ -91,13 +90,13 @@ class Archive:
 
 
 def pack(folder: Path) -> bytes:
-    """The files of a folder as an archive, the shortest first: they are those that are read if it
-    is cut off. Others may be writing to them.
+    """Pack the files of a folder into an archive, smallest first, because these can still be read
+    if the archive is truncated. Other processes may be writing to the files.
     """
     found = []
     for path in folder.rglob("*"):
         try:
-            # As long as it is now: it may grow meanwhile.
+            # Read once, because the file may grow meanwhile.
             found.append((path.read_bytes()[-MAX_BYTES:], path, path.stat().st_mtime))
         except (FileNotFoundError, IsADirectoryError):
             continue
@@ -111,8 +110,8 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack_into(packed: bytes, folder: Path) -> None:
-    """What can be read of an archive that may be cut off: all whole files, and the beginning of the
-    last.
+    """Extract whatever is readable of an archive that may be truncated: all complete files, and the
+    start of the last one.
     """
     gzip, pieces = zlib.decompressobj(wbits=31), list[bytes]()
     with suppress(zlib.error):

@@ -1,7 +1,8 @@
-"""Stage `attention`: the tower's attention, paged decode and paged prefill, by every way there is.
+"""Stage `attention`: the vision encoder's attention, paged decode and paged prefill, with every
+implementation.
 
-Times are the device's, in milliseconds; floors are bytes or operations at the
-machine's own speeds (stage `speeds`). Every way's result is compared with the first one's.
+Times are device times in milliseconds. Floors are bytes or operations at the machine's measured
+speeds (stage `speeds`). Every result is compared with that of the first implementation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 
 PAGE = 16
 HEADS, KV_HEADS, DIM = 32, 8, 128
-"""Qwen3-VL-8B's."""
+"""Heads, KV heads and head size of Qwen3-VL-8B."""
 TOWER_HEADS, TOWER_DIM = 16, 72
 TOWER_TILES = (
     Tile(128, 64, 8, 3, registers=128),
@@ -44,24 +45,24 @@ TOWER_TILES = (
     Tile(64, 64, 4, 3),
     Tile(128, 128, 8, 3),
 )
-"""Today's first, then its rivals on Hopper at heads of 72."""
+"""The current tile first, then alternatives for Hopper with heads of 72."""
 PREFILL_TILES = (
     Tile(128, 64, 8, 3, registers=128),
     Tile(128, 64, 8, 3),
     Tile(64, 64, 4, 3),
     Tile(128, 128, 8, 3),
 )
-"""Today's first, then its rivals at heads of 128."""
+"""The current tile first, then alternatives for heads of 128."""
 SMALL_TILES = (Tile(16, 16, 4, 1),)
 PIECES = (512, 4096)
-"""Keys of a row that a program attends to at once, at least."""
+"""Minimum keys per KV split."""
 OURS = ("triton", "the rule")
-"""How ways begin that must work."""
+"""Prefixes of the names of implementations that must work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where, in what, and how far."""
+    """Device, data type, sizes and the machine's speeds for a benchmark."""
 
     device: torch.device
     dtype: torch.dtype
@@ -92,7 +93,11 @@ def compare(
     floor: float,
     flops: float = 0.0,
 ) -> None:
-    """A figure for each way, and one for the best. A way is calls that take turns; floor: ms."""
+    """Add a figure for each implementation, and one for the best.
+
+    An implementation is a list of calls that are made in turn, with different data. `floor` is in
+    ms.
+    """
     first: list[torch.Tensor] = []
     best: dict[str, float] = {}
 
@@ -119,7 +124,7 @@ def compare(
         bench.file.add(Figure(f"{metric}, fa3 beside ours", ratio, "times", more=True))
 
 
-# ---- the tower
+# ---- vision encoder
 
 
 def bench_tower(bench: Bench, sizes: Sequence[int]) -> None:
@@ -153,18 +158,18 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tenso
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """[T, H, D], all of one sequence."""
+    """Return PyTorch's attention over one sequence. Tensors are [T, H, D]."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     gqa = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
     return out[0].transpose(0, 1)
 
 
-# ---- the language model
+# ---- language model
 
 
 def rows_of(new: Sequence[int], keys: Sequence[int], device: torch.device) -> PagedRows:
-    """Rows of `new` tokens each, the last of as many `keys`, on pages in no order."""
+    """Return requests with `new` tokens each, which are the last of `keys`, on random pages."""
     pages = [-(-count // PAGE) for count in keys]
     order = 1 + torch.randperm(sum(pages)).int()
     table = torch.zeros(len(keys), max(pages), dtype=torch.int32)
@@ -178,7 +183,7 @@ def rows_of(new: Sequence[int], keys: Sequence[int], device: torch.device) -> Pa
 
 
 def caches_of(bench: Bench, slots: int, kept: torch.dtype) -> Iterator[PagedCache]:
-    """As many as no cache of the device keeps."""
+    """Yield enough copies of a cache to exceed the device's L2 cache."""
     nbytes = 2 * slots * bench.kv_heads * DIM * kept.itemsize
     for _ in range(copies_for(nbytes, bench.device)):
         keys, values = (bench.noise(slots, bench.kv_heads, DIM) for _ in range(2))
@@ -194,7 +199,7 @@ def library(
     caches: Sequence[PagedCache],
     rows: PagedRows,
 ) -> dict[str, list[Callable[[], torch.Tensor]]]:
-    """Calls of that backend, planned when it is first called; none where it does not run."""
+    """Return calls of a backend, which is planned on the first call. Empty if it is unsupported."""
     table = pick_ops(bench.device, bench.dtype).attention
     if name not in possible(table, bench.device, bench.dtype):
         return {}
@@ -234,7 +239,7 @@ def bench_decode(bench: Bench) -> None:
 
 
 def bench_prefill(bench: Bench, shapes: Sequence[tuple[int, int, int]]) -> None:
-    """Of shapes (rows, new tokens of each, keys)."""
+    """Measure shapes of (requests, new tokens of each, keys of each)."""
     for count, new, keys in [(2, 20, 40)] if bench.quick else shapes:
         rows = rows_of([new] * count, [keys] * count, bench.device)
         slots = (1 + count * -(-keys // PAGE)) * PAGE
@@ -248,7 +253,7 @@ def bench_prefill(bench: Bench, shapes: Sequence[tuple[int, int, int]]) -> None:
         ways |= library(bench, "fa3", q, [cache], rows)
         if count == 1 and new == keys:
             k, v = (bench.noise(new, bench.kv_heads, DIM) for _ in range(2))
-            # Of other keys: it stands last, so that nothing is compared with its result.
+            # It has other keys, so it is last: the first result is what others are compared with.
             ways["torch, without pages (other keys)"] = [partial(dense, q, k, v, causal=True)]
         seen = new * (keys - new) + new * (new + 1) / 2
         flops = 4.0 * count * seen * bench.heads * DIM
@@ -260,12 +265,12 @@ def main() -> int:
     args = stage_arguments(__doc__)
     device = torch.device(args.device)
     torch.manual_seed(0)
-    # bfloat16 products are wrong in Triton's interpreter.
+    # Triton's interpreter computes wrong products in bfloat16.
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float16
     heads = (4, 2, 2) if args.quick else (HEADS, KV_HEADS, TOWER_HEADS)
     file = FigureFile(args.figures)
     bench = Bench(device, dtype, file, args.quick, args.copy, args.products, *heads)
-    parts = {  # what decides the most comes first
+    parts = {  # most important first
         "prefill over a prefix": partial(bench_prefill, bench, [(1, 3650, 25_600)]),
         "the largest image": partial(bench_tower, bench, [14_400]),
         "decode": partial(bench_decode, bench),

@@ -1,5 +1,5 @@
-"""How long work takes on the device, launches left out: many calls in one CUDA graph, where they
-can be captured.
+"""Measure the time that work takes on the device without launch overhead, by capturing many calls
+in one CUDA graph where possible.
 """
 
 from __future__ import annotations
@@ -12,27 +12,31 @@ import torch
 
 Work = Callable[[], object]
 MEASURE_MS = 150.0
-"""One measurement is about so long."""
+"""Approximate duration of one measurement."""
 GRAPH_MS = 4.0
-"""Calls that are captured together take about so long."""
+"""Approximate duration of the calls that are captured in one graph."""
 MAX_CALLS = 64
 FEWEST_RUNS = 3
 MAX_RUNS = 50
 COLD_BYTES = 1 << 28
-"""What is read in turns is so large together that no cache keeps it (an H200's has 50 MiB)."""
+"""Total size of inputs that are used in turn, so that no cache holds them (an H200's L2 has 50
+MiB).
+"""
 
 
 def copies_for(nbytes: int, device: torch.device) -> int:
-    """How many sets of `nbytes` to take in turns, so that each is read from memory."""
+    """Return how many sets of `nbytes` to use in turn, so that each is read from memory."""
     return 1 if device.type == "cpu" else max(1, min(32, -(-COLD_BYTES // nbytes)))
 
 
 @torch.inference_mode()
 def device_ms(works: Sequence[Work], device: torch.device, *, graph: bool = True) -> float:
-    """Return the median milliseconds of one call. `works` take turns. graph: capture them."""
+    """Return the median milliseconds of one call. Calls cycle through `works`, which are captured
+    in a CUDA graph if `graph`.
+    """
     if device.type == "cpu":
         return _clocked(lambda: [work() for work in works], 1) / len(works)
-    for work in works:  # compiles, plans, fills workspaces
+    for work in works:  # warm up: compile, plan, allocate workspaces
         work()
     once = _clocked(lambda: [work() for work in works], 2, torch.cuda.synchronize) / len(works)
     rounds = max(1, min(int(GRAPH_MS / max(once, 1e-3)), MAX_CALLS) // len(works))
@@ -52,7 +56,7 @@ def device_ms(works: Sequence[Work], device: torch.device, *, graph: bool = True
 
 
 def _captured(calls: Sequence[Work]) -> Work | None:
-    """A replay of all of them; None where they cannot be captured."""
+    """Capture all calls and return their replay, or None if they cannot be captured."""
     try:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -1,8 +1,9 @@
-"""Stage `correctness`: every test of a kernel, and of the engine on a device, in one run of pytest
-on many cores, float32 left out where it would only compile slowly.
+"""Stage `correctness`: run all tests of kernels, and of the engine on a device, in one parallel
+pytest run, without float32 cases that would only compile slowly.
 
-A process that meets an error of the GPU ends, and another takes its place (`conftest.py`). With
---tests those of a file alone, and of the first with such an error what compute-sanitizer says.
+A test process that encounters a CUDA error exits and is replaced (`conftest.py`). With --tests,
+only the tests listed in a file are run, and compute-sanitizer checks the first one with a CUDA
+error.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ KERNELS = (
     *("engine_parity", "paged", "layer", "sample", "segments", "fp8", "rotary", "delta"),
     *("scaled", "int4", "experts", "edits", "sample_rules", "low_rank"),
 )
-"""Files of tests/kernels that run on a device where there is one."""
+"""Files in tests/kernels that use a GPU if there is one."""
 ENGINE = ("engine", "encoder", "kernels")
-"""Files of tests/gpu."""
+"""Files in tests/gpu."""
 PATHS = (
     *(f"tests/gpu/test_{name}.py" for name in ENGINE),
     *(f"tests/kernels/test_{name}.py" for name in KERNELS),
@@ -39,15 +40,15 @@ QUICK = ("tests/kernels/test_fp8.py", "tests/gpu/test_encoder.py")
 RESULTS = "tests.jsonl"
 MAX_ABREAST = 14
 WRITE_SECONDS = 6.0
-"""Of the stage's time, for pytest to end in order."""
+"""Time reserved at the end of the stage for pytest to exit in order."""
 NAMED = 12
-"""Failures that are named."""
+"""Maximum number of failures listed by name."""
 FAILED = "tests failed"
 """The metric."""
 
 
 def abreast(*, quick: bool) -> int:
-    """Processes that share the tests; 0: pytest's own, where pytest-xdist is not there."""
+    """Return the number of test processes, or 0 without pytest-xdist, to run tests in pytest."""
     if not find_spec("xdist"):
         return 0
     return 2 if quick else max(2, min(MAX_ABREAST, len(os.sched_getaffinity(0)) - 2))
@@ -57,13 +58,13 @@ def pytest_words(tests: Sequence[str], processes: int) -> list[str]:
     options = ["-vv", "--tb=short", "-o", "filterwarnings=", "-p", "no:cacheprovider"]
     options += ["-p", "no:randomly", "-p", pytest_results.NAME, "-m", "not slow or gpu"]
     if processes:
-        # Work is taken from no process: one that has ended meanwhile would end them all.
+        # Without work stealing, because stealing from a crashed process ends the whole run.
         options += ["-n", str(processes), "--dist", "load"]
     return [*options, *tests]
 
 
 def environment(results: Path) -> dict[str, str]:
-    # its pytest may be a test's own
+    # PYTEST_XDIST_WORKER is set if this stage is itself run by a test
     ours = {name: each for name, each in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     return ours | {
         "OMP_NUM_THREADS": "1",
@@ -73,14 +74,15 @@ def environment(results: Path) -> dict[str, str]:
 
 
 def files_of(tests: Iterable[str]) -> tuple[str, ...]:
-    """The files of tests, as far as they are there."""
+    """Return the files of tests that exist."""
     files = dict.fromkeys(test.split("::")[0] for test in tests)
     return tuple(file for file in files if (ROOT / file).is_file())
 
 
 def run(tests: Sequence[str], results: Path, until: float, processes: int) -> bool:
-    """Run these tests; whether they were done by then. All that is started is in the session of
-    this stage: whoever ends the stage ends them.
+    """Run tests. Return True if they finished before `until`.
+
+    All processes are in the session of this stage, so that they end with it.
     """
     command = tied("pytest", *pytest_words(tests, processes))
     process = subprocess.Popen(command, cwd=ROOT, env=environment(results))
@@ -95,8 +97,8 @@ def run(tests: Sequence[str], results: Path, until: float, processes: int) -> bo
 
 
 def tell(found: Results, file: FigureFile, *, done: bool, cuda: bool) -> None:
-    """What they came to. cuda: there is a GPU, and so there are tests for it: none ran, none is
-    right.
+    """Add a figure with the outcome. If `cuda`, it is a failure if no test ran, because there is a
+    GPU.
     """
     ran = sum(n for outcome, n in found.outcomes.items() if outcome != "skipped")
     note = ", ".join(f"{n} {outcome}" for outcome, n in sorted(found.outcomes.items()))
@@ -115,14 +117,14 @@ def tell(found: Results, file: FigureFile, *, done: bool, cuda: bool) -> None:
 
 
 def first_words(said: str) -> str:
-    """The error of a traceback: its first line that pytest marks as one, or else its first."""
+    """Return the error of a traceback: the first line marked by pytest, or else the first line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
     marked = (line[1:].strip() for line in lines if line.startswith("E "))
     return next(marked, lines[0])[:100]
 
 
 def check_memory(test: str, seconds: float) -> None:
-    """What compute-sanitizer says of a test that met an error of the GPU."""
+    """Run a test that met a CUDA error with compute-sanitizer, which prints its findings."""
     if not (sanitizer := shutil.which("compute-sanitizer")) or seconds < 5:
         print(f"compute-sanitizer did not look at {test}: not there, or no time", flush=True)
         return

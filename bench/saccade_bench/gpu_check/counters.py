@@ -1,8 +1,8 @@
-"""Stage `counters`: what ncu counts in the kernels that decide the most, one call of each: the
-attention of the largest image, of a prompt over a long prefix, and of 64 sequences that decode, a
-product with FP8 weights, and the sampler.
+"""Stage `counters`: ncu's hardware counters of the most important kernels, for one call of each:
+the attention of the largest image, of a prompt with a long prefix and of 64 decoding sequences, a
+matrix product with FP8 weights, and the sampler.
 
-Its report is the text in counters.txt. With --calls this module is the process that ncu looks at.
+The report is written to counters.txt. With --calls, this module is the process that ncu profiles.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def call_each(device: torch.device) -> None:
     for count in (1, 64):
         launch_fp8(noise(count, 2560), weight)
         logits = torch.randn(count, 151_936, device=device)
-        logits[:, :40] *= 8  # as trained models have them: a few stand out
+        logits[:, :40] *= 8  # as with trained models, a few tokens are much likelier
         lines = torch.arange(count, device=device)
         table = torch.tensor([[1.0, 0.0, 0.95, 0.0]] * count, device=device)
         uniforms = torch.rand(count, dtype=torch.float64, device=device)
@@ -65,7 +65,7 @@ def call_each(device: torch.device) -> None:
 
 
 def run_ncu(seconds: float, text: str) -> None:
-    """Raises CalledProcessError, or TimeoutExpired."""
+    """Run ncu. Raises CalledProcessError or TimeoutExpired."""
     sections = [word for name in SECTIONS for word in ("--section", name)]
     command = ["ncu", "--clock-control", "none", *sections, "-k", KERNELS, "-c", MAX_LAUNCHES]
     calls = [sys.executable, "-m", MODULE, "--figures", text, "--calls"]

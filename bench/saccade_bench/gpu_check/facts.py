@@ -1,6 +1,6 @@
-"""Stage `facts`: what the machine is, for people in its log, and for the report in facts.json.
+"""Stage `facts`: describe the machine in the log, and in facts.json for the report.
 
-It also imports torch first, so that no other stage waits for a cold disk.
+It also imports torch first, so that other stages do not wait for a cold disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMANDS = (
 
 
 def card() -> dict[str, Any]:
-    """What torch sees of the GPU."""
+    """Return the properties of the GPU that torch reports."""
     import torch
 
     found: dict[str, Any] = {"cuda": torch.cuda.is_available(), "cuda version": torch.version.cuda}
@@ -43,8 +43,8 @@ def card() -> dict[str, Any]:
 
 
 def triton_key() -> dict[str, Any]:
-    """A digest of Triton's part in the names of what its cache keeps: a cache made elsewhere is of
-    use where this is the same.
+    """Return a hash of Triton's part of its cache keys. A cache made elsewhere can be reused if it
+    is the same.
     """
     if not find_spec("triton"):
         return {}

@@ -1,7 +1,5 @@
-"""What a stage has measured: one JSON line each, written when it is known, so that a stage that
-fails later or is ended keeps what it had.
-
-Knows nothing of targets or of who reads the lines.
+"""The figures (measured values) of a stage. Each is written as a JSON line as soon as it is known,
+so that a stage that fails or is stopped later does not lose it.
 """
 
 from __future__ import annotations
@@ -24,9 +22,12 @@ PRINTED = re.compile(r"   ([\w-]+) \| ([^|]+) \| (-?[\d.]+(?:e[+-]\d+)?) (\S+)( 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. `more`: more of it is better. `floor`: what the hardware allows, in the same
-    unit, where the stage can tell. `note`: what else a reader wants to know. `error`: why there is
-    no value.
+    """One measured value.
+
+    more: True if higher is better.
+    floor: bound set by the hardware, in the same unit, if the stage knows it.
+    note: additional information for readers.
+    error: the reason if there is no value.
     """
 
     metric: str
@@ -39,7 +40,7 @@ class Figure:
 
 
 class FigureFile:
-    """Where one stage writes. `failures`: figures that should be there and are not."""
+    """The file of one stage's figures. `failures` counts required figures that are missing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,11 +62,11 @@ class FigureFile:
         unit: str = "",
         optional: bool = False,
     ) -> bool:
-        """Add what `measure` returns; where it raises, a figure that says so. Whether it did not
-        raise. optional: where it does, the stage has not failed.
+        """Add the figure that `measure` returns, or one with the error if it raises. Return True if
+        it did not raise.
 
-        After some failures of a GPU nothing works any more in this process: what follows says so
-        too, and the stages after it have processes of their own.
+        An error counts as a failure of the stage unless `optional`. After some CUDA errors, all
+        later measurements in this process fail, too. Other stages have separate processes.
         """
         try:
             if (figure := measure()) is not None:
@@ -80,7 +81,7 @@ class FigureFile:
 
 
 def read_figures(path: Path) -> list[Figure]:
-    """Those of a stage that may have been ended while it wrote."""
+    """Read the figures of a stage, which may have been stopped while writing."""
     found = []
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
@@ -91,13 +92,13 @@ def read_figures(path: Path) -> list[Figure]:
 
 
 def printed(stage: str, figure: Figure) -> str:
-    """A figure as a command prints it: what its output says is enough where its files are lost."""
+    """Format a figure for the output, from which `read_printed` recovers it if files are lost."""
     value = "failed" if figure.value is None else f"{figure.value:.6g} {figure.unit}"
     return f"   {stage} | {figure.metric} | {value}{' +' if figure.more else ''}"
 
 
 def read_printed(text: str) -> dict[str, list[Figure]]:
-    """Figures of each stage in what a command has printed, whose beginning may be lost."""
+    """Parse the printed figures by stage. The start of the output may be missing."""
     found: dict[str, list[Figure]] = {}
     for line in text.splitlines():
         if match := PRINTED.fullmatch(line):
@@ -109,7 +110,7 @@ def read_printed(text: str) -> dict[str, list[Figure]]:
 def run_stage(
     name: str, doc: str | None, measure: Callable[[Any, FigureFile], Figure | None]
 ) -> int:
-    """Measure what the command line asks for. Returns the exit status: 1 after a failure."""
+    """Run `measure` with the command line's arguments. Returns the exit status, 1 on failure."""
     args = stage_arguments(doc)
     file = FigureFile(args.figures)
     file.attempt(name, lambda: measure(args, file))
@@ -117,10 +118,11 @@ def run_stage(
 
 
 def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
-    """What every stage's process is told.
+    """Parse the arguments of every stage's process.
 
-    figures: the file for its figures; other files of a stage lie beside it. seconds: it should be
-    done by then. copy, products: what the machine was measured to do.
+    figures: the file for its figures. Other files of the stage are written next to it.
+    seconds: when it should be finished.
+    copy, products: the measured speeds of the machine.
     """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--figures", type=Path, required=True)
@@ -131,12 +133,12 @@ def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     parser.add_argument("--products", type=float, default=H200.products, help="operations/s")
     parser.add_argument("--preset", default="qwen3-vl-8b")
     parser.add_argument("--fp8", action="store_true", help="weights of the language model in FP8")
-    parser.add_argument("--cold", action="store_true", help="of stage serving: without caches")
+    parser.add_argument("--cold", action="store_true", help="stage serving: disable caches")
+    parser.add_argument("--unpaced", action="store_true", help="stage serving: prefill full chunks")
     parser.add_argument(
-        "--unpaced", action="store_true", help="of stage serving: prompts in whole chunks"
+        "--calls", action="store_true", help="stage counters: set for the process that ncu profiles"
     )
-    parser.add_argument("--calls", action="store_true", help="of stage counters, within ncu")
-    parser.add_argument("--tests", type=Path, help="a file of pytest's names, a line each")
+    parser.add_argument("--tests", type=Path, help="a file of test names, one per line")
     args = parser.parse_args(arguments)
     if args.device == "cpu":
         mend_interpreter()

@@ -1,4 +1,4 @@
-"""What a check runs on, what it needs, and what is missing. Imports the standard library alone."""
+"""The machine of a check, and the packages it needs. Only imports the standard library."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-"""Of the repository: on a machine with nothing installed, the server and this distribution are
-found by `PYTHONPATH`.
+"""The repository's root. If nothing is installed, the server and this distribution are found
+through `PYTHONPATH`.
 """
 PATHS = (str(ROOT), str(ROOT / "bench"))
 COMMIT = "commit"
-"""The file beside the wheels that says which commit the tree is of."""
+"""The file next to the wheels that contains the tree's commit."""
 
 COMMON = ("torch", "numpy", "safetensors", "tokenizers", "tqdm")
 ENGINE = (*COMMON, "blake3", "llguidance", "msgspec", "psutil", "uvloop")
@@ -32,11 +32,11 @@ SERVER = (
 )
 TESTS = (*ENGINE, "pytest", "transformers", "PIL")
 PACKAGES = {"PIL": "pillow"}
-"""What an import is called as a package, where that differs."""
+"""Package names of imports, where they differ."""
 
 
 def missing(modules: Sequence[str]) -> list[str]:
-    """Packages without which these cannot be imported."""
+    """Return the packages of those modules that cannot be imported."""
     return [
         PACKAGES.get(module, module).replace("_", "-")
         for module in dict.fromkeys(modules)
@@ -45,7 +45,7 @@ def missing(modules: Sequence[str]) -> list[str]:
 
 
 def explain(absent: Mapping[str, Sequence[str]]) -> str:
-    """What lacks for which stage, and what to do."""
+    """Describe which packages are missing for which stage, and how to provide them."""
     if not absent:
         return ""
     lines = [
@@ -59,7 +59,7 @@ def explain(absent: Mapping[str, Sequence[str]]) -> str:
 
 
 def keep_line(place: str, gpu: str = "") -> str:
-    """The command that lays out what a check found in `place` as files to commit."""
+    """Return the command that converts the results in `place` to files to commit."""
     words = re.findall(r"\w+", gpu.lower())
     name = next((word for word in words if word not in ("nvidia", "geforce", "rtx")), "GPU")
     module = "PYTHONPATH=.:bench python3 -m saccade_bench.gpu_check.report"
@@ -67,7 +67,7 @@ def keep_line(place: str, gpu: str = "") -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Of this machine, as far as it says without torch, which may hang where its driver does."""
+    """Describe this machine without using torch, which may hang if its driver does."""
     found: dict[str, Any] = {
         "machine": platform.machine(),
         "system": platform.platform(),
@@ -89,8 +89,9 @@ def hardware() -> dict[str, Any]:
 
 
 def versions(wheels: Path | None = None) -> dict[str, str | None]:
-    """Of what figures depend on. wheels: the folder that came with the tree, which may name its
-    commit.
+    """Return the versions of relevant packages and the commit.
+
+    `wheels` is the folder that was sent with the tree, which may contain the commit.
     """
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers"):

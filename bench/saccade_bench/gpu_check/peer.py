@@ -1,5 +1,5 @@
-"""Stage `peer`: what transformers takes for the shapes of stage `serving`, on the same card and
-config, with random weights: the first token of a prompt with one new image, and each token after.
+"""Stage `peer`: the time that transformers takes for the shapes of stage `serving`, on the same GPU
+and config with random weights: the first token of a prompt with a new image, and each later token.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from saccade_bench.gpu_check.figures import Figure, FigureFile, run_stage
 from saccade_bench.lab.checkpoint import make_checkpoint
 
 SIZES = {"720p": (720, 1280), "1440p": (1440, 2560)}
-"""Heights and widths."""
+"""Heights and widths in pixels."""
 WORDS = 100
 TOKENS = 32
 REPEATS = 3
 
 
 class Peer:
-    """A model of transformers, and prompts for it."""
+    """A transformers model, and prompts for it."""
 
     def __init__(self, folder: Path, device: str) -> None:
         from transformers import AutoConfig, AutoModelForImageTextToText
@@ -36,7 +36,7 @@ class Peer:
         self._model: Any = model.eval()
 
     def prompt(self, height: int, width: int) -> dict[str, torch.Tensor]:
-        """Return a prompt with an image of about that size, and `WORDS` tokens of text."""
+        """Return a prompt with an image of about this size in pixels, and `WORDS` text tokens."""
         config, vision = self._config, self._config.vision_config
         patch, merge = vision.patch_size, vision.spatial_merge_size
         rows, columns = (each // (patch * merge) * merge for each in (height, width))
@@ -53,7 +53,7 @@ class Peer:
         }
 
     def seconds(self, prompt: dict[str, torch.Tensor], tokens: int) -> float:
-        """Return the least of some runs with so many tokens of answer."""
+        """Return the minimum time of several runs that generate `tokens` tokens."""
         least = float("inf")
         for _ in range(REPEATS):
             began = time.perf_counter()

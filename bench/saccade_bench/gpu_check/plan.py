@@ -1,5 +1,5 @@
-"""What is sent to a machine with a GPU, word by word: the three commands, with what to carry and
-how long each may take.
+"""The exact commands to send to a machine with a GPU, with the files to carry and their time
+limits.
 
     python -m saccade_bench.gpu_check.plan --prepare    (once, with a network: fills .whl, 27 MB)
     python -m saccade_bench.gpu_check.plan              (prints the commands)
@@ -21,18 +21,18 @@ from saccade_bench.gpu_check.machine import COMMIT, ROOT, keep_line
 from saccade_bench.gpu_check.stages import COMMANDS, Command
 
 CARRIED = ".whl"
-"""Ignored by git, so it travels by its name."""
+"""Folder of wheels. It is ignored by git, so it must be carried explicitly."""
 BEFORE = f"{CARRIED}/a.json"
-"""Where later commands look for the first one's summary.json."""
+"""Where later commands look for summary.json of the first one."""
 FA3 = "_vllm_fa3_C.abi3.so"
 FA3_WHEEL = "vllm==0.21.0"
 FA3_MODULE = Path(__file__).parent / "carried" / "flash_attn_interface.py"
-"""What makes the library a package that `find_fa3` knows. Its wheel has 248 MB, the
-library 8 by xz.
+"""Wraps the library as a package that `find_fa3` finds. Its wheel has 248 MB, and the library alone
+8 MB when compressed by xz.
 """
 MAX_CHARACTERS = 2000
 MAX_CARRIED_BYTES = 64 << 20
-"""Of one command: tracked files and what is carried."""
+"""Maximum for one command, including tracked files."""
 LIST = Path(__file__).with_name("wheels.txt")
 THERE = frozenset(
     {
@@ -46,7 +46,7 @@ THERE = frozenset(
         *("mpmath", "typer", "shellingham"),
     }
 )
-"""Packages that such a machine is known to have, with what these need in turn."""
+"""Packages that are known to be installed there, with their dependencies."""
 PLATFORMS = (
     "manylinux_2_31_x86_64",  # llguidance
     "manylinux_2_24_x86_64",  # vllm
@@ -58,7 +58,7 @@ PLATFORMS = (
 
 
 def line_of(command: Command) -> str:
-    """The shell's line, to be run in the repository's root; $OUT is the folder that comes back."""
+    """Return the shell command to run in the repository's root. Files in $OUT are returned."""
     after = f" --after {BEFORE}" if command.name == "c" else ""
     run = (
         f"python3 -u -m saccade_bench.gpu_check --command {command.name} --wheels {CARRIED}{after}"
@@ -67,7 +67,7 @@ def line_of(command: Command) -> str:
 
 
 def plan() -> Iterator[str]:
-    """For people, and for who sends it."""
+    """Yield the lines that describe the commands."""
     folder = ROOT / CARRIED
     wheels = sorted(folder.glob("*.whl"))
     size = sum(path.stat().st_size for path in folder.glob("*.*"))
@@ -93,16 +93,16 @@ def plan() -> Iterator[str]:
 
 
 def tracked_bytes() -> int:
-    """The size of the tree that travels."""
+    """Return the size of the tracked files, which are sent with each command."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True).stdout
     paths = (ROOT / name.decode() for name in names.split(b"\0") if name)
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def prepare(folder: Path) -> int:
-    """The wheels, and which commit this is. The status of what failed."""
+    """Download the wheels and write the commit. Returns an exit status."""
     folder.mkdir(exist_ok=True)
-    (folder / Path(BEFORE).name).unlink(missing_ok=True)  # of another check
+    (folder / Path(BEFORE).name).unlink(missing_ok=True)  # left by an earlier check
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     (folder / COMMIT).write_text(head.stdout)
     return download(folder) or carry_fa3(folder)
@@ -112,13 +112,13 @@ def prepare(folder: Path) -> int:
 
 
 def wheel_names() -> list[str]:
-    """Names without versions."""
+    """Return the names of the wheels' packages, without versions."""
     lines = (line.split("#")[0].split("=")[0].strip() for line in LIST.read_text().splitlines())
     return [line for line in lines if line]
 
 
 def pip_download(out: Path, python: str) -> list[str]:
-    """pip's command, for a machine other than this one."""
+    """Return pip's command to download wheels for the GPU machine's platform."""
     tags = [word for platform in PLATFORMS for word in ("--platform", platform)]
     which = ("--no-deps", "--only-binary", ":all:", "--python-version", python)
     whole = ("-m", "pip", "download", *which, *tags, "--dest", str(out))
@@ -130,13 +130,13 @@ def download_command(out: Path, python: str) -> list[str]:
 
 
 def download(out: Path, python: str = "3.12") -> int:
-    """The wheels into a folder; pip's status."""
+    """Download the wheels into a folder. Returns pip's exit status."""
     return subprocess.run(download_command(out, python), check=False).returncode
 
 
 def carry_fa3(folder: Path, python: str = "3.12") -> int:
-    """Pack the library of FlashAttention-3 out of vLLM's wheel, which is built for the same torch
-    and CUDA. Return pip's status.
+    """Extract FlashAttention-3's library from vLLM's wheel, which is built for the same torch and
+    CUDA. Returns pip's exit status.
     """
     if (packed := folder / f"{FA3}.xz").is_file():
         return 0
@@ -153,8 +153,8 @@ def carry_fa3(folder: Path, python: str = "3.12") -> int:
 
 
 def unpack(folder: Path, site: Path) -> list[str]:
-    """Unpack all wheels of a folder into `site`, without pip, and FlashAttention-3. Return names of
-    those that could not be.
+    """Unpack all wheels of a folder and FlashAttention-3 into `site`, without pip. Return the names
+    of files that could not be unpacked.
     """
     spoilt = []
     for path in sorted(folder.glob("*.whl")):

@@ -1,8 +1,9 @@
-"""Stage `profile`: steps of Qwen3-VL-8B, kernel by kernel: how often, how long, and how long the
-device waits between them. Decode, greedy and sampled, a chunk of a prompt, and a prompt behind a
-long prefix; and decode with FP8 weights. The language model has a few layers, which are all alike.
+"""Stage `profile`: a kernel-by-kernel profile of steps of Qwen3-VL-8B: number and duration of each
+kernel, and idle time of the device between kernels. Covers greedy and sampled decode, a prefill
+chunk, prefill with a long prefix, and decode with FP8 weights. The language model only has a few
+layers, because all are alike.
 
-Writes profile.md beside its figures.
+Writes profile.md next to its figures.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from saccade_bench.lab.engine_here import EngineHere, make_model
 
 LAYERS = 4
 STEPS = 12
-"""That are recorded."""
+"""Number of recorded steps."""
 TOP = 25
-"""Kernels that are listed."""
+"""Number of kernels listed."""
 WIDEST_NAME = 90
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A kernel's run: microseconds on the profiler's clock."""
+    """The execution of a kernel, in microseconds on the profiler's clock."""
 
     name: str
     begin: float
@@ -42,7 +43,7 @@ class Span:
 
 
 def busy_us(spans: Sequence[Span]) -> float:
-    """Microseconds in which at least one ran."""
+    """Return the microseconds in which at least one kernel ran."""
     total, until = 0.0, float("-inf")
     for span in sorted(spans, key=lambda each: each.begin):
         total += max(0.0, span.end - max(span.begin, until))
@@ -51,7 +52,7 @@ def busy_us(spans: Sequence[Span]) -> float:
 
 
 def gaps_of(spans: Sequence[Span]) -> dict[str, list[float]]:
-    """Microseconds of nothing, by the kernel that ends them."""
+    """Return the microseconds of each idle gap, by the kernel that ends it."""
     found: dict[str, list[float]] = defaultdict(list)
     until = float("inf")
     for span in sorted(spans, key=lambda each: each.begin):
@@ -64,8 +65,8 @@ def gaps_of(spans: Sequence[Span]) -> dict[str, list[float]]:
 def record(
     engine: EngineHere, rows: int, context: int, temperature: float, *, cuda: bool
 ) -> list[Span]:
-    """What ran while `rows` sequences decoded."""
-    # The first ones have drawn a token in each step of the others' prompts.
+    """Return the kernels that ran while `rows` sequences decoded."""
+    # The first sequences sample a token in each prefill step of the others.
     chunks = -(-rows * context // engine.config.chunk_tokens)
     requests = [
         engine.request(context, STEPS + chunks + 4, temperature=temperature) for _ in range(rows)
@@ -92,7 +93,9 @@ def record(
 
 
 def record_chunk(engine: EngineHere, tokens: int, prefix: int, *, cuda: bool) -> list[Span]:
-    """What ran in the last step of a prompt, of so many tokens behind a prefix of whole chunks."""
+    """Return the kernels of a prompt's last chunk of `tokens` tokens, after a prefix of full
+    chunks.
+    """
     assert prefix % engine.config.chunk_tokens == 0 and tokens <= engine.config.chunk_tokens
     recorder = profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU])
     steps = 0
@@ -122,7 +125,7 @@ def spans_of(recorder: profile, *, cuda: bool) -> list[Span]:
 
 
 def table(title: str, spans: Sequence[Span], steps: int) -> Iterator[str]:
-    """Kernels by time, and what waits."""
+    """Yield the lines of tables with the kernels by time, and with idle gaps."""
     total = busy_us(spans)
     by_name: dict[str, list[float]] = defaultdict(list)
     for span in spans:
@@ -154,7 +157,7 @@ def table(title: str, spans: Sequence[Span], steps: int) -> Iterator[str]:
 def measure(
     work: Callable[[], list[Span]], metric: str, steps: int, args: Any, file: FigureFile
 ) -> None:
-    """Add figures of what `work` records, and its tables."""
+    """Add figures for the kernels that `work` records, and write its tables."""
     spans = work()
     if not spans:
         raise RuntimeError("the profiler recorded nothing")
@@ -187,10 +190,10 @@ def main() -> int:
 
     def work() -> None:
         if args.device == "cuda":
-            with profile(activities=[ProfilerActivity.CUDA]):  # what it sets up once
+            with profile(activities=[ProfilerActivity.CUDA]):  # initialize the profiler
                 torch.ones(1, device="cuda").add_(1)
         engine, name = build(args)
-        engine.run([engine.request(20, 4)])  # what happens once
+        engine.run([engine.request(20, 4)])  # warm-up
         cuda = args.device == "cuda"
         context = 20 if args.quick else 1000
         prompts = ((20, 0),) if args.quick else ((8192, 0), (3700, 3 * 8192))

@@ -1,7 +1,8 @@
-"""Stage `published`: the commands behind published figures, each on a server with all mechanisms
-and again on one without the mechanism that the command was published for.
+"""Stage `published`: run the commands behind published benchmarks, each on a server with all
+mechanisms, and on one without the mechanism for which the command was published.
 
-The model has random weights. Fewer requests than published are sent, as many at a time.
+The model has random weights. Fewer requests are sent than in the original, with the same
+concurrency.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from saccade_bench.published.rows import PublishedRow
 from saccade_bench.published.run import CommandRun, chosen, pairs
 
 NAMES = ("vit-graphs", "position-cache", "chat-720p", "hash-off-scheduler")
-"""By what a machine that is lent for minutes should find first."""
+"""Rows in order of importance, because the machine may only be available for minutes."""
 PROMPTS = 96
 
 
 def measure(args: Any, file: FigureFile) -> None:
-    """Run all commands, and add each figure when it is known."""
+    """Run all commands, and add each figure as soon as it is known."""
 
     def on_run(row: PublishedRow, label: str, run: CommandRun) -> None:
         for figure in figures(row, label, run):
@@ -50,7 +51,7 @@ def measure(args: Any, file: FigureFile) -> None:
 
 
 def figures(row: PublishedRow, label: str, run: CommandRun) -> Iterator[Figure]:
-    """Yield a run's figures that others have published, and what its server counted."""
+    """Yield a run's figures for published metrics, and its server's counters."""
     if run.error:
         yield Figure(f"{row.name}, {label}", None, "", error=run.error)
         return

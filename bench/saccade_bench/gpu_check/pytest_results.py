@@ -1,9 +1,9 @@
-"""A plugin of pytest that writes what became of each test when it is known, so that a run which is
-ended at any moment names what failed and what was under way: `-p` and this module.
+"""A pytest plugin (`-p`) that records the outcome of each test as soon as it is known, so that a
+run that is stopped at any time reports which tests failed, and which were running.
 
-A JSON line each, appended to the file that SACCADE_TEST_RESULTS names. `read_results` reads it.
-Where SACCADE_TESTS names a file with a test in each line, these are run alone. Tests of families
-that have never run on a GPU come first.
+Each outcome is a JSON line in the file SACCADE_TEST_RESULTS, which `read_results` reads. If
+SACCADE_TESTS names a file with one test per line, only these are run. Tests of families that have
+never run on a GPU come first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ UNSEEN = (
     *("step3_vl", "kimi_vl", "lfm2_vl", "minicpmv4_7", "minicpm_ocr", "qianfan_ocr", "dots_ocr"),
     *("glm_ocr", "hunyuan_vl", "paddleocr_vl", "gemma4_unified"),
 )
-"""Families without a run on a GPU, which come first: their tests may find no time otherwise."""
+"""Families that have not run on a GPU. They are first, because time may run out."""
 MAX_SAID = 3000
-"""Characters of the end of a failure's traceback."""
+"""Maximum characters of a failure's traceback, of which the end is kept."""
 
 
 def _write(**line: object) -> None:
@@ -34,9 +34,9 @@ def _write(**line: object) -> None:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Keep those that are named, or whose file is. A name that is no test's any more stops none.
+    """Only keep tests that are named in SACCADE_TESTS, or whose file is. Unknown names are ignored.
 
-    Families of `UNSEEN` come first.
+    Families of `UNSEEN` are moved to the front.
     """
     items.sort(key=lambda each: not any(name in each.nodeid for name in UNSEEN))
     if not (path := os.environ.get(ALONE)):
@@ -52,7 +52,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Of a phase of a test: its own, or what came to no good before it or after it."""
+    """Record the outcome of a test's call, or of a setup or teardown that did not pass."""
     if report.when != "call" and report.passed:
         return
     outcome = report.outcome
@@ -70,8 +70,12 @@ def pytest_collectreport(report: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What is known of a run. `outcomes`: how often each. `bad`: what was said of each test that
-    failed. `broken`: those of them that met an error of the GPU. `unfinished`: those under way.
+    """The results of a run.
+
+    outcomes: number of tests by outcome.
+    bad: output of each failed test.
+    broken: failed tests that met a CUDA error.
+    unfinished: tests that were still running.
     """
 
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -81,7 +85,7 @@ class Results:
 
 
 def read_results(path: Path) -> Results:
-    """Those of a run that may have been ended while it wrote."""
+    """Read the results of a run, which may have been stopped while writing."""
     last: dict[str, str] = {}
     bad: dict[str, str] = {}
     broken: list[str] = []
@@ -93,9 +97,9 @@ def read_results(path: Path) -> Results:
         test, outcome = entry["test"], entry["outcome"]
         if outcome == "CUDA error":
             broken.append(test)
-        if outcome in BAD:  # what the GPU said comes first, then that the process crashed
+        if outcome in BAD:  # keep the CUDA error, which precedes the process's crash
             bad.setdefault(test, entry.get("said", ""))
-        if last.get(test) not in BAD:  # a teardown's line comes after a failure's
+        if last.get(test) not in BAD:  # a teardown may be recorded after a failure
             last[test] = outcome
     unfinished = [test for test, outcome in last.items() if outcome == "started"]
     counted = [outcome for outcome in last.values() if outcome != "started"]

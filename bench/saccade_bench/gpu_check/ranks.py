@@ -1,6 +1,6 @@
-"""Stage `ranks`: a server whose model lies on two GPUs, beside the same server on one: which first
-tokens it finds likely, how long an answer's tokens take, and that graphs do the steps. Skipped by
-name where there is one GPU. On a CPU two processes add up by gloo, then through shared memory.
+"""Stage `ranks`: compare a server with a model on two GPUs with one on a single GPU: the top first
+tokens, the time per output token, and whether CUDA graphs are used. Skipped if there is only one
+GPU. On a CPU, two processes use gloo and then shared memory for all-reduce.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.started import Side, running
 
 WAYS = {"cuda": ("nccl", "symm-mem"), "cpu": ("gloo", "shm")}
-"""How two ranks add up (`--tune all_reduce`)."""
+"""All-reduce backends to test (`--tune all_reduce`)."""
 PROMPTS = ("What is shown?", "Count from one to ten.", "Name a colour, then another one.")
 LIKELY = 5
-"""Tokens whose log-probabilities are compared."""
+"""Number of top tokens whose log-probabilities are compared."""
 MAX_DIFFERENCE = 0.1
-"""Nats, of a model in bfloat16 whose sums are added in two parts."""
+"""Maximum difference in nats, for bfloat16 and sums split over two ranks."""
 TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a server answered. likely: log-probabilities of each prompt's likeliest first tokens.
-    ms: of one token. graphs: replays, of so many steps.
+    """The responses of a server.
+
+    likely: log-probabilities of the top first tokens for each prompt.
+    ms: milliseconds per output token.
+    graphs: (graph replays, steps).
     """
 
     likely: tuple[dict[str, float], ...]
@@ -50,7 +53,7 @@ def main() -> int:
 
 
 def measure(args: Any, file: FigureFile) -> None:
-    """Ask one rank, then two for each way to add up."""
+    """Measure one rank, then two ranks with each all-reduce backend."""
     gpus = torch.cuda.device_count()
     if args.device == "cuda" and gpus < 2:
         note = "skipped: two ranks need two GPUs"
@@ -82,7 +85,7 @@ def measure(args: Any, file: FigureFile) -> None:
 
 
 def figures(name: str, alone: Seen, found: Seen) -> tuple[Figure, ...]:
-    """What two ranks did beside one."""
+    """Return the figures of two ranks compared with one."""
     replays, steps = found.graphs
     return (
         Figure(f"{name}, log-probabilities differ", difference(alone, found), "nats"),
@@ -92,9 +95,9 @@ def figures(name: str, alone: Seen, found: Seen) -> tuple[Figure, ...]:
 
 
 def difference(one: Seen, other: Seen) -> float:
-    """Return the most that log-probabilities of first tokens differ, of those that both name.
+    """Return the maximum difference between log-probabilities of first tokens that both have.
 
-    Raises ArithmeticError where no token is among the likeliest of both.
+    Raises ArithmeticError if there is no such token.
     """
     most = 0.0
     for mine, theirs in zip(one.likely, other.likely, strict=True):
@@ -105,8 +108,8 @@ def difference(one: Seen, other: Seen) -> float:
 
 
 def look(url: str) -> Seen:
-    """Ask for the likeliest first tokens of each prompt, the first with an image, and for one
-    answer's time.
+    """Request the top first tokens of each prompt, of which the first has an image, and time one
+    longer answer.
     """
     likely = []
     for number, prompt in enumerate(PROMPTS):
@@ -122,7 +125,7 @@ def look(url: str) -> Seen:
 
 
 def post(url: str, prompt: str, *, image: bool, **fields: object) -> Any:
-    """Return the answer to a chat."""
+    """Send a chat and return the response."""
     content: list[dict[str, object]] = [{"type": "text", "text": prompt}]
     if image:
         content.insert(

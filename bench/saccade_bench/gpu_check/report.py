@@ -1,12 +1,12 @@
-"""summary.json and report.md of a check: each figure beside its floor, what others have published,
-and what we want; what to try where one is far off.
+"""Create summary.json and report.md of a check: each figure with its floor, published results of
+other servers, the target, and advice if it is far off.
 
-Made from the files that a check leaves in a folder, whether it came to its end or not. Knows
-figures and targets, not how they came about. Of what came back from a machine:
+They are made from the files that a check leaves in a folder, even if it did not finish. For results
+that came back from a machine:
 
     python -m saccade_bench.gpu_check.report PLACE... [--out FOLDER] [--fill docs/speed.md ...]
 
-PLACE: a folder that came back, an archive (cut off or not), or the text that a command printed.
+PLACE is a returned folder, an archive (possibly truncated), or the printed output of a command.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from saccade_bench.gpu_check.targets import (
 
 TAIL_LINES = 15
 COMMAND = "command.json"
-"""What was run, when, and on what."""
+"""What was run, when, and on which machine."""
 FIGURES = ".figures.jsonl"
 UNKNOWN = "a GPU that did not say its name"
 BEGIN, END = "<!-- gpu-check -->", "<!-- end of gpu-check -->"
@@ -55,13 +55,15 @@ SHOWN = (
     *("ITL of streams alone, median", "ITL P99 beside images", "probe at *"),
     *("tower attention, * rows, best", "paged prefill, * over *, best"),
 )
-"""Metrics that have a row."""
+"""Patterns of the metrics that are shown in the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A figure beside what it is held against. Shares: 1 is as good, more is better; None: there is
-    nothing to compare with.
+    """A figure with the values it is compared with.
+
+    The `of_*` ratios are 1 if the figure equals the reference, and higher is better. They are None
+    if there is no reference.
     """
 
     figure: Figure
@@ -78,7 +80,7 @@ class Verdict:
 
 
 def judge(figure: Figure, speeds: Speeds | None) -> Verdict:
-    """speeds: of the GPU; None where there are no targets for it."""
+    """Compare a figure with the references of a GPU, or with its floor only if `speeds` is None."""
     target = target_of(figure.metric, speeds, more=figure.more) if speeds else None
     floor = figure.floor
     if floor is None and target is not None:
@@ -90,7 +92,7 @@ def judge(figure: Figure, speeds: Speeds | None) -> Verdict:
 
 
 def measured_speeds(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Speeds | None:
-    """Of the GPU, as stage `speeds` has found them, here or in the command before."""
+    """Return the GPU's speeds as measured by stage `speeds`, in this or an earlier command."""
     found = dict(facts.get("speeds", {}))
     found |= {each.metric: each.value for outcome in outcomes for each in outcome.figures}
     copy, products = found.get(COPY), found.get(PRODUCTS)
@@ -108,7 +110,7 @@ def _share(figure: Figure, bound: float | None) -> float | None:
 
 
 def summarise(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """All that a check has found, as JSON."""
+    """Return all results of a check as JSON."""
     speeds, real = measured_speeds(facts, outcomes), _is_real(facts)
     stages = []
     for outcome in outcomes:
@@ -136,12 +138,12 @@ def failed(outcome: Outcome) -> bool:
 
 
 def _is_real(facts: dict[str, Any]) -> bool:
-    """Whether the figures mean anything."""
+    """Return False if the figures are meaningless, as on a CPU or with --quick."""
     return bool(facts["hardware"].get("gpu")) and not facts["quick"]
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
-    """What a check has left: facts, and the stages in the order in which they ran."""
+    """Read what a check left: the facts, and the stages in the order in which they ran."""
     facts: dict[str, Any] = {"command": "?", "when": "?", "quick": False, "versions": {}}
     facts |= {"hardware": {}, "seconds": 0.0} | _read_json(folder / COMMAND)
     seen = _read_json(folder / "facts.json")
@@ -172,7 +174,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Nothing where it is not there or cut off."""
+    """Return an empty dict if the file is absent or truncated."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):
@@ -181,7 +183,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def write_report(folder: Path) -> None:
-    """Both files, from what lies beside them."""
+    """Write summary.json and report.md from the other files in the folder."""
     facts, outcomes = read_folder(folder)
     summary = summarise(facts, outcomes)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -233,7 +235,7 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[st
 
 
 def _tests(tests: dict[str, Any]) -> Iterator[str]:
-    """Those that failed, with the end of what they said, and those under way at the end."""
+    """Yield the failed tests with the end of their output, and those that did not finish."""
     for test in tests["unfinished"]:
         yield ""
         yield f"Under way when the run ended: `{test}`"
@@ -300,7 +302,7 @@ def _percent(share: float | None) -> str:
 
 
 def read_place(place: Path, folder: Path) -> None:
-    """Lay what a check has left there into `folder`."""
+    """Copy or extract the results in `place` into `folder`."""
     paths = sorted(place.rglob("*")) if place.is_dir() else [place]
     files = [path for path in paths if path.is_file()]
     for path in files:
@@ -342,12 +344,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-# ---- the table of the documentation: rows between two marks, each with its card's name
+# ---- the table in the documentation, between two markers, with a row per GPU and figure
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Texts of its cells."""
+    """The cells of a row."""
 
     card: str
     figure: str
@@ -362,8 +364,9 @@ def _is_shown(metric: str) -> bool:
 
 
 def fill_table(path: Path, rows: Sequence[TableRow]) -> None:
-    """Put the rows into a text's table, in the places of those of the same card and figure. Raises
-    ValueError for a text without the marks.
+    """Insert rows into a document's table, replacing those of the same GPU and figure.
+
+    Raises ValueError if the document has no markers.
     """
     whole = path.read_text()
     if BEGIN not in whole or END not in whole:
@@ -388,7 +391,7 @@ def _read_rows(text: str) -> list[TableRow]:
 
 
 def table_rows(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> list[TableRow]:
-    """The figures that a table of the documentation shows."""
+    """Return the figures that the documentation's table shows."""
     speeds = measured_speeds(facts, outcomes)
     card = str(facts["hardware"]["gpu"])
     day, commit = facts["when"].split(" ")[0], (facts["versions"].get("saccade") or "")[:8]

@@ -1,8 +1,6 @@
-"""Runs stages one after another within a budget of seconds; whatever becomes of one, the next has
-its turn.
+"""Run stages one after another within a time budget. A failed stage does not affect the next.
 
-Owns the processes and what became of each. Knows nothing of what stages measure. Imports the
-standard library alone, beside what is here.
+Only imports the standard library and this package.
 """
 
 from __future__ import annotations
@@ -27,21 +25,21 @@ from saccade_bench.gpu_check.targets import COPY, PRODUCTS
 from saccade_bench.gpu_check.tied import tied
 
 MAX_TAIL = 2000
-"""Characters of a stage's output that are kept in the summary."""
+"""Maximum characters of a stage's output in the summary."""
 SPARE_SECONDS = 5.0
-"""A stage is told to be done so long before it is ended."""
+"""How long before it is stopped a stage is asked to be finished."""
 REPORT_SECONDS = 3.0
-"""Of the budget, kept for the report."""
+"""Part of the budget that is reserved for the report."""
 PACKAGE = "saccade_bench.gpu_check"
 ALLOCATION = "expandable_segments:True"
-"""Of GPU memory, as a server has it."""
+"""GPU memory allocator settings, as in a server."""
 OUTCOMES = "outcomes.jsonl"
-"""What became of each stage that has ended, a line each."""
+"""File with one line for each finished stage."""
 
 
 @dataclass
 class Outcome:
-    """What became of a stage."""
+    """The outcome of a stage."""
 
     name: str
     command: str
@@ -53,7 +51,7 @@ class Outcome:
 
 
 class StageRunner:
-    """One check: its options, and the time it has left."""
+    """Runs the stages of one check within its remaining time."""
 
     def __init__(
         self,
@@ -66,8 +64,9 @@ class StageRunner:
         site: Path | None = None,
         known: Sequence[Figure] = (),
     ) -> None:
-        """limit: seconds of any stage, instead of its own. site: where more packages lie. known:
-        figures of an earlier command.
+        """limit: seconds for each stage, instead of its own limit.
+        site: folder with additional packages.
+        known: figures of an earlier command.
         """
         self.out = out
         self.outcomes: list[Outcome] = []
@@ -88,21 +87,21 @@ class StageRunner:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Remaining seconds."""
         return self._deadline - time.monotonic()
 
     @property
     def used(self) -> float:
-        """Seconds."""
+        """Elapsed seconds."""
         return self._budget - self.left
 
     def lacks(self, stage: Stage) -> list[str]:
-        """Packages that it needs and that are not there."""
+        """Return the packages that a stage needs and that are not installed."""
         more = ("triton",) if stage.needs and self._device == "cuda" else ()
         return missing((*stage.needs, *more))
 
     def run(self, stage: Stage) -> Outcome:
-        """Run it, if it can and there is time; never raises for what it does."""
+        """Run a stage, unless packages or time are lacking. Its errors are never raised."""
         seconds = min(self.left - REPORT_SECONDS, self._limit or stage.limit)
         least = min(stage.least, self._limit or stage.least)
         figures = self.out / f"{stage.name}.figures.jsonl"
@@ -132,7 +131,7 @@ class StageRunner:
         return tied(module, *where, "--seconds", f"{seconds:.0f}", *self._speeds(), *options)
 
     def _speeds(self) -> list[str]:
-        """What stages that follow `speeds` go by."""
+        """Return the arguments with the measured speeds, for stages after `speeds`."""
         found = {each.metric: each.value for each in self._known}
         given = (("--copy", found.get(COPY), 1e9), ("--products", found.get(PRODUCTS), 1e12))
         return [word for name, value, unit in given if value for word in (name, f"{value * unit}")]
@@ -150,7 +149,7 @@ class StageRunner:
                     cwd=ROOT,
                     start_new_session=True,
                 )
-            except OSError as error:  # no memory for another process, say
+            except OSError as error:  # for example, out of memory
                 outcome.status, outcome.why = "failed", f"not begun: {error}"
                 return
             try:
@@ -165,19 +164,19 @@ class StageRunner:
         outcome.tail = self._shown(path.read_text(errors="replace"))[-MAX_TAIL:]
 
     def _shown(self, text: str) -> str:
-        """Without this machine's folders: results are made to be shown."""
+        """Replace this machine's paths, because results are published."""
         for folder, name in ((self.out, "OUT"), (ROOT, "."), (sys.prefix, "PYTHON")):
             text = text.replace(str(folder), name)
         return text
 
 
 def describe_status(code: int) -> str:
-    """For people."""
+    """Describe an exit status."""
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Stop a process in order, then with force, and whatever is left of its session too."""
+    """Terminate a process, then kill it and all processes of its session."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
@@ -185,5 +184,5 @@ def end(process: subprocess.Popen[Any]) -> None:
             process.wait(END_SECONDS)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):  # one that its GPU's driver holds stays for good
+    with suppress(subprocess.TimeoutExpired):  # a process stuck in the GPU driver cannot be killed
         process.wait(END_SECONDS)

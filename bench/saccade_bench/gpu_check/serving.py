@@ -1,10 +1,10 @@
-"""Stage `serving`: the real server on a model of random weights, and clients over HTTP: a chat of
-eight rounds with a new image each, answers to text streamed beside new images, the same request
-again, windows that move on, many requests at once, and a probe of how many images one request may
-have. With --cold a chat alone, on a server that keeps no KV and no embeddings. With --unpaced the
-streams alone, on servers that compute prompts in whole chunks of two sizes.
+"""Stage `serving`: a real server with random weights, and clients over HTTP: a chat of eight rounds
+with a new image each, text streams next to new images, repeated requests, sliding windows of
+images, many concurrent requests, and a probe of the maximum images per request. With --cold, only a
+chat on a server without caches. With --unpaced, only the streams, on servers that prefill full
+chunks of two sizes.
 
-One server for all of them; what one client does not get done stops no other.
+All clients use one server. A failed client does not affect the others.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ HOST_TIERS = (
     *("--tune", "embedding_cache_host_mb=4096"),
     *("--tune", "kv_cache_host_mb=2048"),
 )
-"""Enough for all that clients show here, and pinned in a second or two. Without a bound a tenth of
-the host's memory would be registered beside the first requests.
+"""Enough for all clients here, and pinned in one or two seconds. By default, a tenth of the host's
+memory would be pinned during the first requests.
 """
 
 
@@ -52,9 +52,11 @@ NO_CACHES = (
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of what clients send. chats: sizes of images, by name; the other clients send the first.
-    at_once: requests with one new image each, and as many at a time. workloads: the programs of
-    `saccade_bench.workloads`, of which the tables are kept.
+    """The sizes of the clients' workloads.
+
+    chats: image sizes by name. Other clients use the first.
+    at_once: number of requests with a new image each, and their concurrency.
+    workloads: arguments of `saccade_bench.workloads`, whose tables are saved.
     """
 
     chats: tuple[tuple[str, str], ...]
@@ -93,11 +95,11 @@ class ServingStage:
         self._preset = "tiny-qwen3-vl" if args.quick else args.preset
         self._sizes = QUICK if args.quick else FULL
         self._cold: bool = args.cold
-        self._unpaced: int | None = None  # tokens of a chunk
+        self._unpaced: int | None = None  # chunk size in tokens
         self._until = time.monotonic() + args.seconds
 
     def run_unpaced(self) -> None:
-        """Let streams run beside images, on a server for each size of whole chunks."""
+        """Run streams next to images, on a server for each size of full chunks."""
         for tokens in (64, 32) if self._quick else UNPACED_TOKENS:
             self._unpaced = tokens
             self._file.attempt(f"streams beside chunks of {tokens}", self.run)
@@ -141,7 +143,7 @@ class ServingStage:
         yield "steps by graphs", partial(self._replays, url)
 
     def _at_once(self, url: str, name: str, resolution: str) -> Figure:
-        """Requests a second, each with an image of its own."""
+        """Measure requests per second, with a new image in each."""
         output, (count, abreast) = self._new(f"images-{name}.jsonl"), self._sizes.at_once
         shape = ("--image-resolution", resolution, "--random-input-len", "100")
         load = ("--num-prompts", str(count), "--max-concurrency", str(abreast))
@@ -202,7 +204,7 @@ class ServingStage:
             self._file.add(Figure(metric, last["ttft"], "ms"))
 
     def _replays(self, url: str) -> Figure:
-        """Of the language model's steps, those that a graph did."""
+        """Return the percentage of the language model's steps that were graph replays."""
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
             replays, steps = count_steps(answer.read().decode())
         share = 100.0 * replays / max(1.0, steps)
@@ -240,7 +242,7 @@ def server_command(folder: Path, device: str, *more: str) -> str:
 
 
 def ttft_by_round(requests: Sequence[dict[str, Any]]) -> list[float]:
-    """The least of each round. Raises RuntimeError where a request failed."""
+    """Return the minimum TTFT of each round. Raises RuntimeError if a request failed."""
     by_round: dict[int, list[float]] = {}
     for each in requests:
         if each.get("failure"):
@@ -250,7 +252,9 @@ def ttft_by_round(requests: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def beside_figures(beside: dict[str, Any] | None, sizes: Sizes) -> list[Figure]:
-    """Of gaps between tokens of answers to text, alone and while an image is in flight."""
+    """Return figures of the gaps between tokens of text streams, without and with an image in
+    flight.
+    """
     if beside is None or not beside["images"]["n"]:
         raise RuntimeError("no token came while an image was in flight")
     alone, images = beside["alone"], beside["images"]
@@ -264,7 +268,7 @@ def beside_figures(beside: dict[str, Any] | None, sizes: Sizes) -> list[Figure]:
 
 
 def count_steps(metrics: str) -> tuple[float, float]:
-    """(replays of whole steps, steps) of a server's metrics."""
+    """Return (replays of full-step graphs, steps) from a server's metrics."""
     found = series(metrics)
     return sum(total(found, name) for name in REPLAYS), total(found, STEPS)
 

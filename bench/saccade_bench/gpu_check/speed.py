@@ -1,9 +1,8 @@
-"""Stage `speed`: tokens per second of decode and of prefill, through the scheduler and the worker,
-with random weights.
+"""Stage `speed`: tokens per second of decode and prefill, through the scheduler and the worker with
+random weights.
 
-Decode: prompts of 1000 tokens, clocked from when all of them have a first token. The floor of
-decode is what a step reads (weights, and keys and values of 1024 tokens a row) at the speed of a
-copy.
+Decode is timed after all prompts of 1000 tokens have produced a first token. Its floor is the
+memory traffic of a step (weights, and the KV of 1024 tokens per sequence) at the speed of a copy.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from saccade_bench.gpu_check.figures import Figure, FigureFile, run_stage
 from saccade_bench.lab.engine_here import EngineHere, EngineModel, make_model
 
 CONTEXT = 1000
-"""Tokens of a prompt; 1024 is what is read, on average, while 48 are drawn."""
+"""Tokens per prompt. On average, 1024 are read while 48 are generated."""
 STEPS = 48
-"""That are clocked."""
+"""Number of timed steps."""
 CHUNK = 8192
 
 
 DRAWN = {"temperature 1": (1.0, 1.0), "temperature 1, top-p 0.95": (1.0, 0.95)}
-"""Temperature and top-p, beside the greedy choice."""
+"""Temperature and top-p, in addition to greedy sampling."""
 
 
 def decode(
@@ -41,10 +40,10 @@ def decode(
     *,
     quick: bool,
 ) -> Figure:
-    """Tokens per second while `rows` sequences decode and nothing else happens."""
+    """Measure tokens per second while `rows` sequences decode without other work."""
     context, steps = (20, 4) if quick else (CONTEXT, STEPS)
     chunks = -(-rows * context // engine.config.chunk_tokens)
-    # The first ones have drawn a token in each step of the others' prompts.
+    # The first sequences sample a token in each prefill step of the others.
     temperature, top_p = drawn
     requests = [
         engine.request(context, steps + chunks + 4, temperature=temperature, top_p=top_p)
@@ -63,9 +62,9 @@ def decode(
 
 
 def prefill(engine: EngineHere, metric: str, *, quick: bool) -> Figure:
-    """Prompt tokens per second: prompts of one chunk each, one token of answer."""
+    """Measure prompt tokens per second, with prompts of one chunk and one output token."""
     chunk = 64 if quick else CHUNK
-    engine.run([engine.request(chunk, 1)])  # what happens once
+    engine.run([engine.request(chunk, 1)])  # warm-up
     count = 2 if quick else 8
     began = time.perf_counter()
     engine.run([engine.request(chunk, 1) for _ in range(count)])
@@ -75,7 +74,7 @@ def prefill(engine: EngineHere, metric: str, *, quick: bool) -> Figure:
 
 
 def measure(args: object, file: FigureFile) -> None:
-    """All figures of one model."""
+    """Add all figures of one model."""
     device, quick = args.device, args.quick  # type: ignore[attr-defined]
     fp8: bool = args.fp8  # type: ignore[attr-defined]
     preset = "tiny-qwen3-vl" if quick else args.preset  # type: ignore[attr-defined]
@@ -109,7 +108,7 @@ def measure(args: object, file: FigureFile) -> None:
 
 
 def step_bytes(model: EngineModel, engine: EngineHere, dtype: Dtype, rows: int) -> int:
-    """What one step reads."""
+    """Return the bytes that one step reads."""
     size = engine.config.page_size
     token = kv_page_bytes(model.spec, size, dtype) // size
     return model.read_bytes + rows * 1024 * token

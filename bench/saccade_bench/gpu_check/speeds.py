@@ -1,8 +1,8 @@
-"""Stage `speeds`: how fast this machine moves bytes and multiplies. All floors and targets follow
-from it. Also how fast host memory crosses to the device, pinned or not.
+"""Stage `speeds`: this machine's memory bandwidth and matrix product speed, from which all floors
+and targets are derived, and the speed of copies from pinned and pageable host memory.
 
-A copy by PyTorch, a copy and a read by Triton are each timed in and out of CUDA graphs, and
-products of three shapes. The fastest counts: a floor that a kernel can beat is none.
+A copy by PyTorch, and a copy and a read by Triton, are timed inside and outside CUDA graphs, as
+well as matrix products of three shapes. The fastest is used, because no kernel should beat a floor.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -32,17 +32,17 @@ SHAPES = {
     "gate and up of 8192 tokens": (8192, 4096, 24_576),
     "down of 8192 tokens": (8192, 12_288, 4096),
 }
-"""Rows, inputs and outputs: a square, and products of Qwen3-VL-8B's language model."""
+"""Rows, inputs and outputs: a square, and two products of Qwen3-VL-8B's language model."""
 CROSSING_BYTES = {
     "an image of 1440p": 11 << 20,
     "an embedding of it": 115 << 20,
     "KV of 8k tokens on a 2B model": 896 << 20,
 }
 PIECE_BYTES = 1 << 30
-"""Of host memory that is registered in one call."""
+"""Bytes of host memory that are pinned in one call."""
 REPEATS = 7
 BLOCK, WARPS = 8192, 8
-"""Values of a program, and its warps."""
+"""Values and warps per program."""
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _read(source, sums, block: tl.constexpr):
 
 
 def movers(device: torch.device, nbytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
-    """Return the bytes moved by each way to move them, and a call of it."""
+    """Return the bytes moved and a call for each method of moving them."""
     source = torch.zeros(nbytes // 4, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
     grid = (source.numel() // BLOCK,)
@@ -86,7 +86,7 @@ def multiplying(device: torch.device, shape: tuple[int, int, int]) -> Figure:
 
 
 def fastest(file: FigureFile, metric: str, ways: Mapping[str, Callable[[], Figure]]) -> None:
-    """Add a figure for each way, and the greatest as `metric`."""
+    """Add a figure for each method, and the highest as `metric`."""
     found: list[Figure] = []
 
     def measure(name: str, work: Callable[[], Figure]) -> Figure:
@@ -120,7 +120,7 @@ def crossing(device: torch.device, name: str, nbytes: int, *, pinned: bool, up: 
 
 
 def registering(device: torch.device, nbytes: int) -> Figure:
-    """Of memory that was never touched, as a host tier's is at start-up."""
+    """Measure pinning of untouched memory, as for a host cache tier at startup."""
     memory = torch.empty(nbytes, dtype=torch.uint8).numpy()
     began = time.perf_counter()
     keep = Pinned(memory, device)

@@ -1,8 +1,8 @@
-"""The stages of a check, and the three commands that they come in: data only.
+"""The stages of a check, and the three commands that run them.
 
-Each stage is a process of its own, `python -m saccade_bench.gpu_check.MODULE`, that writes its
-figures as it finds them. A machine is lent for 1,800 seconds in all, its starts, transfers and idle
-seconds included, so the most valuable comes first.
+Each stage is a separate process, `python -m saccade_bench.gpu_check.MODULE`, that writes its
+figures as it measures them. A machine is available for 1,800 seconds in total, including startup,
+transfers and idle time, so the most valuable stages come first.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from saccade_bench.gpu_check.machine import COMMON, ENGINE, SERVER, TESTS
 
 STARTING_SECONDS = 8.0
-"""For wheels to be unpacked, and what is looked up before the first stage."""
+"""Time to unpack wheels and to prepare the first stage."""
 END_SECONDS = 3.0
-"""A stage that was told to end has so long before its session is killed."""
+"""How long a stage has to exit before its session is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`least`: seconds without which it would say nothing. `limit`: it may take so many at most.
-    `options`: of its process, beside those that all have.
+    """A stage. `least` is the minimum time in seconds for useful results, and `limit` the maximum.
+    `options` are additional arguments of its process.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Stages that are sent to the machine at once. `seconds`: after these the machine ends it."""
+    """Stages that are sent to the machine together. It stops them after `seconds`."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -42,7 +42,7 @@ class Command:
 
     @property
     def budget(self) -> float:
-        """Seconds for its stages and what stands around them."""
+        """Seconds for the stages and the work between them."""
         return self.seconds - 10.0
 
 
@@ -89,12 +89,12 @@ C = Command(
     ),
     350.0,
 )
-"""After what failed in the first one, if anything did: then the last ones find no time."""
+"""Tests that failed in the first command run before these. The last stages may then be skipped."""
 COMMANDS = {each.name: each for each in (A, B, C)}
 STAGES = (*A.stages, *B.stages, *C.stages)
-"""All, each once."""
+"""All stages."""
 
 
 def most_seconds(stages: tuple[Stage, ...]) -> float:
-    """That these take together, if every one takes as long as it may and has to be killed."""
+    """Return the maximum duration of stages, if each reaches its limit and must be killed."""
     return STARTING_SECONDS + sum(stage.limit + END_SECONDS for stage in stages)

@@ -1,9 +1,8 @@
-"""What a figure is held against, and what to try where it is far off: data, and how data for one
-GPU becomes another's.
+"""References for figures, scaled from one GPU to another, and advice for figures that are far off.
 
-A metric's name is matched by `fnmatch`. Floors and targets are written down for an H200; a machine
-that was measured to copy or to multiply at another speed has them in proportion. What others have
-published is their GPU's, and shown on that alone.
+Metrics are matched by `fnmatch`. Floors and targets are those of an H200. For a machine with
+another measured bandwidth or matrix product speed, they are scaled in proportion. Results published
+by others are only shown for the same GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +15,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a GPU does. copy: bytes per second, read and written together. products: operations per
-    second of large ones in bf16. name: as it stands in a GPU's.
+    """The speeds of a GPU.
+
+    name: part of the GPU's name.
+    copy: bytes per second, read and written together.
+    products: operations per second of large bf16 matrix products.
     """
 
     name: str
@@ -28,20 +30,22 @@ class Speeds:
 H100 = Speeds("H100", 3.0e12, 7.98e14)
 H200 = Speeds("H200", 4.3e12, 7.90e14)
 GPUS = (H100, H200)
-"""Those that there are targets for, as they were measured: what is assumed of them, and of a
-machine without a GPU (the last), until a machine says what it does itself.
+"""GPUs with targets, and their measured speeds, which are used until a machine is measured. The
+last one is used for a machine without a GPU.
 """
 COPY, PRODUCTS = "copy", "products of bf16"
-"""The metrics that say it, in GB/s and TFLOP/s."""
+"""The metrics of these speeds, in GB/s and TFLOP/s."""
 FAR = 0.7
-"""A figure that has less of its floor (or, where there is none, of its target) is far from it."""
+"""A figure is far off if its fraction of the floor (or else of the target) is lower."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`floor`: what an H200 allows. `target`: what we want there. Both in the metric's unit; None:
-    unknown. `bound`: the speed that they go by. `anchors`: what SGLang or vLLM published for this
-    model on one such GPU, by GPU.
+    """References for a metric, in its unit. None: unknown.
+
+    floor, target: the hardware's bound and our aim on an H200.
+    bound: the speed with which they scale.
+    anchors: results published for SGLang or vLLM with this model, by GPU.
     """
 
     metric: str
@@ -51,7 +55,7 @@ class Target:
     anchors: Mapping[str, float] = field(default_factory=dict)
 
     def on(self, speeds: Speeds, *, more: bool) -> Target:
-        """The same for a GPU of these speeds. more: more of the metric is better."""
+        """Scale the target to a GPU's speeds. `more`: higher values of the metric are better."""
         if self.bound is None:
             return self
         by_copy = self.bound == "copy"
@@ -65,7 +69,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`advice` for metrics whose share of the floor (or of the target) is below `below`."""
+    """`advice` for metrics whose fraction of the floor (or else of the target) is below `below`."""
 
     metric: str
     advice: str
@@ -76,9 +80,9 @@ TARGETS = (
     Target("decode, qwen3-vl-8b, batch 1", 253, 281, "copy"),
     Target("decode, qwen3-vl-8b, batch 64", 9990, 11_100, "copy"),
     Target("decode, qwen3-vl-8b, batch 256", 16_000, 17_800, "copy"),
-    # attention included: 158 ms of products and 27 of attention at 722 TFLOP/s
+    # includes attention: 158 ms of matrix products and 27 of attention at 722 TFLOP/s
     Target("prefill, qwen3-vl-8b, chunks of 8192", 43_600, 48_500, "products"),
-    # SGLang's, of its issue 22038; 532 is vLLM's
+    # SGLang's result in its issue 22038; vLLM's is 532
     Target("tower, qwen3-vl-8b, 720p, best", 11, None, "products", {"H200": 17}),
     Target("tower, qwen3-vl-8b, 1080p, best", 34, None, "products", {"H200": 39}),
     Target("tower, qwen3-vl-8b, 1440p, best", 85, None, "products", {"H200": 88}),
@@ -163,12 +167,12 @@ def target_of(metric: str, speeds: Speeds, *, more: bool) -> Target | None:
 
 
 def speeds_of(gpu: str, copy: float | None = None, products: float | None = None) -> Speeds | None:
-    """Of a GPU of this name: measured, or else assumed. None: there are no targets for it."""
+    """Return the measured or default speeds of a GPU by its name. None if it has no targets."""
     known = next((each for each in GPUS if each.name in gpu), None)
     return known and replace(known, copy=copy or known.copy, products=products or known.products)
 
 
 def advice_of(metric: str, share: float) -> str:
-    """What to try; nothing where the share is good enough, or nobody has an idea."""
+    """Return advice for a metric, or "" if its ratio is good enough or there is none."""
     rule = next((each for each in RULES if fnmatchcase(metric, each.metric)), None)
     return rule.advice if rule and share < rule.below else ""

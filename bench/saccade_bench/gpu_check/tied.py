@@ -1,7 +1,7 @@
-"""A Python module that ends with the process that started it, whatever that died of.
+"""Run a Python module that is killed when the process that started it ends for any reason.
 
-`python -m saccade_bench.gpu_check.tied PARENT MODULE ARGUMENT...`: the kernel kills what becomes of
-this process when PARENT, the id of the process that started it, is gone.
+`python -m saccade_bench.gpu_check.tied PARENT MODULE ARGUMENT...`: PARENT is the id of the process
+that started it. The kernel kills this process when PARENT exits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tied(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module tied to this process. It keeps its id."""
+    """Return the command that runs a module tied to this process. It keeps its process id."""
     return [sys.executable, "-m", NAME, str(os.getpid()), module, *arguments]
 
 
 def main() -> None:
-    """Become the module."""
+    """Replace this process by the module."""
     parent, *words = sys.argv[1:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else ignored where a shell runs it beside others
-    if os.getppid() != int(parent):  # it died before the line above
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it for background processes
+    if os.getppid() != int(parent):  # the parent exited before prctl
         os._exit(1)
     os.execv(sys.executable, [sys.executable, "-m", *words])
 

@@ -1,8 +1,8 @@
-"""Stage `tower`: milliseconds to encode one image with Qwen3-VL-8B's vision tower, by size and by
-attention, with and without graphs; and its kernels, in profile.md. The language model has one
-layer.
+"""Stage `tower`: milliseconds to encode one image with Qwen3-VL-8B's vision encoder, by image size
+and attention backend, with and without CUDA graphs, and its kernels in profile.md. The language
+model has one layer.
 
-Ways to attend are compared by their embeddings too: each with the first one's.
+The embeddings of each backend are compared with those of the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from saccade_bench.lab.engine_here import EngineModel, make_model
 from saccade_bench.lab.qwen import grids, qwen
 
 SIZES = {"720p": (720, 1280), "1080p": (1080, 1920), "1440p": (1440, 2560)}
-"""Heights and widths."""
+"""Heights and widths in pixels."""
 REPEATS = 12
 PROFILED = ("1440p", "720p")
 Graphs = Literal["graph", "a server's graphs", ""]
@@ -41,12 +41,12 @@ CUDA_WAYS: tuple[tuple[str, Graphs], ...] = (
     ("triton", ""),
     ("flash", ""),
 )
-"""Attention, and in which graphs: of the image's own size, of a server's sizes, or none."""
+"""Attention backends, and their graphs: of the image's size, of a server's sizes, or none."""
 CPU_WAYS: tuple[tuple[str, Graphs], ...] = (("sdpa", ""),)
 
 
 class TowerStage:
-    """One tower, encoded with in every way."""
+    """One vision encoder, measured with every backend."""
 
     def __init__(self, args: Any, file: FigureFile) -> None:
         self._file = file
@@ -79,7 +79,7 @@ class TowerStage:
             self._file.add(Figure(metric, times[way], "ms", floor=self._floor(size), note=way))
 
     def _way(self, name: str, attention: str, graphs: Graphs) -> None:
-        """All sizes."""
+        """Measure all image sizes with one backend."""
         net, positions = (
             self._model.net,
             PositionCache(self._model.spec, self._model.net.vision, Metrics()),
@@ -109,7 +109,7 @@ class TowerStage:
         encoder.close()
 
     def _record(self, size: str, encoder: PackedEncoder) -> list[Span]:
-        """What ran while an image was encoded."""
+        """Return the kernels that ran while an image was encoded."""
         there = self._drawn(size)
         kind = ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU
         with profile(activities=[kind]) as recorder:
@@ -157,7 +157,7 @@ class TowerStage:
         return height * width // qwen(self._model.spec).images.patch ** 2
 
     def _floor(self, size: str) -> float:
-        """Milliseconds of its products, attention's included, at this machine's speed."""
+        """Return the milliseconds of its matrix products and attention at this machine's speed."""
         patches, vision = self._patches(size), self._model.net.vision
         hidden = vision.hidden
         inner = 4304 if self._name == "qwen3-vl-8b" else 4 * hidden

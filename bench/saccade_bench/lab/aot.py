@@ -1,11 +1,10 @@
-"""`python -m saccade_bench.lab.aot`: compiles every Triton kernel ahead of time, without a GPU, and
-reads the result: registers, spills, shared memory, products on tensor cores, widths of accesses.
-A launch that is recorded with the same source is not compiled again, unless `--all`.
+"""`python -m saccade_bench.lab.aot`: compile every Triton kernel ahead of time without a GPU, and
+inspect the result: registers, spills, shared memory, tensor core instructions, access widths.
+A launch that is recorded with the same source is not compiled again unless `--all` is passed.
 
-Owns the recording of launches and the demands on machine code. A kernel's own host code is called
-with tensors on the CPU while a recorder replaces its `JITFunction`; Triton's own ptxas compiles the
-recorded launches (types, divisibility by 16, constants). So nothing is listed twice. `aot_cases.py`
-lists the launches.
+Each kernel's host code is called with tensors on the CPU, while a recorder replaces its
+`JITFunction`. The recorded launches (types, divisibility by 16, constants) are then compiled by
+Triton's ptxas. `aot_cases.py` lists the calls.
 """
 
 from __future__ import annotations
@@ -52,15 +51,13 @@ TYPES = {
 PRODUCT = re.compile(r"\b(HGMMA|HMMA|UTCHMMA|UTCOMMA)\b")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 RECORD = Path("bench/results/aot")
-"""Where what was measured last is committed, a file per architecture."""
+"""Directory of the committed results, with a file per architecture and version of Triton."""
 MORE_REGISTERS = 1.15
-"""A kernel that takes so many times the recorded registers, shared memory or spills, fails the
-check.
-"""
+"""Maximum factor by which registers, shared memory or spills may exceed the recorded values."""
 PROMISED = 90
-"""The architecture that tiles were chosen for."""
+"""The architecture that tile sizes were tuned for."""
 SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-"""Bytes of shared memory that a launch may have, by architecture (CUDA C++ Programming Guide,
+"""Maximum bytes of shared memory per launch, by architecture (CUDA C++ Programming Guide,
 "Technical Specifications per Compute Capability").
 """
 
@@ -85,8 +82,9 @@ class KernelLaunch:
 
     @property
     def digest(self) -> str:
-        """Of all that its machine code depends on beside Triton's version and the architecture: the
-        text of the kernel and of its parts, their place in the file, types, constants, options.
+        """Hash of everything that the machine code depends on, except for Triton's version and the
+        architecture: the source of the kernel and of its device functions with its line number,
+        types, constants and options.
         """
         said = self.source.hash() + repr(sorted(self.options.items()))
         return hashlib.sha256(said.encode()).hexdigest()[:16]
@@ -94,7 +92,9 @@ class KernelLaunch:
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """The compiled code of one launch. Bytes per thread and access, as far as PTX tells."""
+    """The compiled code of one launch. `loads` and `stores` are the bytes per thread of the widest
+    accesses to global memory in PTX.
+    """
 
     registers: int
     stack: int
@@ -104,11 +104,11 @@ class MachineCode:
     loads: int
     stores: int
     products: tuple[str, ...]
-    slow_conversions: int = 0  # of one value each, to bfloat16, in loops of products
+    slow_conversions: int = 0  # unpacked conversions to bfloat16 in a loop with matrix products
 
 
 class Recorder:
-    """Stands for a JITFunction: a launch is kept, and nothing is run."""
+    """Replaces a JITFunction: launches are recorded instead of run."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -144,7 +144,7 @@ class Recorder:
 
 @contextmanager
 def recorded(module: ModuleType) -> Iterator[list[Recorder]]:
-    """The kernels of a module, recorded instead of launched."""
+    """Replace a module's kernels by recorders within the context, and yield these."""
     kernels = {name: each for name, each in vars(module).items() if isinstance(each, JITFunction)}
     recorders = {name: Recorder(kernel) for name, kernel in kernels.items()}
     try:
@@ -157,8 +157,8 @@ def recorded(module: ModuleType) -> Iterator[list[Recorder]]:
 
 
 def launched_kernels(source: str) -> set[str]:
-    """Names of the kernels that a module launches, by its text: functions under `triton.jit` that
-    are given a grid. All other such functions are parts of kernels.
+    """Return the names of the kernels that a module's source launches, which are the functions
+    under `triton.jit` that are subscripted with a grid. All others are device functions.
     """
     tree = ast.parse(source)
     compiled = {
@@ -178,25 +178,25 @@ def launched_kernels(source: str) -> set[str]:
 
 
 def launches_of(case: KernelCase, arch: int = PROMISED) -> list[KernelLaunch]:
-    """As the host would launch on a GPU of that architecture."""
+    """Return a case's launches, as the host would make them on a GPU of that architecture."""
     with recorded(case.module) as recorders, patch.object(device, "generation", lambda _: arch):
         case.run()
     return [launch for recorder in recorders for launch in recorder.launches]
 
 
 def _widest(ptx: str, what: str) -> int:
-    """Bytes of the widest access to global memory; 0 without access."""
+    """Return the bytes of the widest access to global memory, or 0 if there is none."""
     found = [0]
     for vector, bits in re.findall(rf"{what}\.global[.\w:]*?(?:\.v(\d))?\.[busf](\d+)\b", ptx):
         found.append(int(vector or 1) * int(bits) // 8)
-    if what == "ld":  # copies to shared memory that pass registers by
+    if what == "ld":  # asynchronous copies to shared memory, which bypass registers
         found += [int(n) for n in re.findall(r"cp\.async\.c[ga]\.shared\.global[^;]*?, (\d+)", ptx)]
         found += [int(n, 16) for n in re.findall(r"cp\.async[^;]*?, 0x([0-9a-f]+)", ptx)]
     return max(found)
 
 
 def compile_launch(launch: KernelLaunch, arch: int) -> MachineCode:
-    """Raises whatever Triton does where the launch does not compile."""
+    """Compile a launch with Triton, whose exceptions are not caught."""
     target = GPUTarget("cuda", arch, 32)
     compiled = triton.compile(launch.source, target=target, options=dict(launch.options))
     ptx = compiled.asm["ptx"]
@@ -227,7 +227,7 @@ def compile_launch(launch: KernelLaunch, arch: int) -> MachineCode:
 
 
 def loops_of(code: str) -> Iterator[str]:
-    """What nvdisasm prints of each loop: from a label to the last branch back to it."""
+    """Yield the disassembly of each loop, from its label to the last branch back to it."""
     labels = {
         found[1]: found.start() for found in re.finditer(r"^(\.L_x_\d+):", code, re.MULTILINE)
     }
@@ -243,9 +243,10 @@ def _run(tool: str, *args: str) -> str:
 def complaints(
     promise: Promise, code: MachineCode, arch: int, *, bounded: bool = False
 ) -> list[str]:
-    """The broken demands of one launch's machine code, on the architecture of the demands; on other
-    architectures only the record and the possibility of a launch are checked. bounded: the launch
-    bounds its registers, and so accepts spills.
+    """Return the requirements that one launch's machine code does not meet.
+
+    For architectures other than `PROMISED`, only the shared memory is checked. `bounded`: the
+    launch limits its registers, so that spills are accepted.
     """
     found: list[str] = []
     if code.shared > SHARED.get(arch, code.shared):
@@ -270,7 +271,7 @@ def complaints(
 
 
 def recorded_code(before: Mapping[str, Any], digest: str) -> MachineCode | None:
-    """None where another source was recorded."""
+    """Return the recorded result of a launch, or None if it was recorded for another source."""
     if before.get("digest") != digest:
         return None
     figures = {
@@ -280,7 +281,7 @@ def recorded_code(before: Mapping[str, Any], digest: str) -> MachineCode | None:
 
 
 def compare(code: MachineCode, before: Mapping[str, Any] | None) -> list[str]:
-    """The figures of a launch that clearly exceed the record."""
+    """Return the values of a launch that exceed the recorded ones by more than the tolerance."""
     if before is None:
         return ["is not recorded: run with --write"]
     return [
@@ -291,16 +292,16 @@ def compare(code: MachineCode, before: Mapping[str, Any] | None) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 1 where a promise is broken."""
+    """Run the command. The exit status is 1 if a requirement is not met."""
     parser = argparse.ArgumentParser(prog="python -m saccade_bench.lab.aot", description=__doc__)
     parser.add_argument("--arch", type=int, nargs="+", default=[90], help="80, 90, 100 ...")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--write", action="store_true", help=f"record the outcome in {RECORD}/")
-    parser.add_argument("--all", action="store_true", help="compile what is recorded too")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--write", action="store_true", help=f"record the results in {RECORD}/")
+    parser.add_argument("--all", action="store_true", help="also compile recorded launches")
     args = parser.parse_args(argv)
-    # What Triton 3.9 does where nothing is said, with a warning.
+    # Triton 3.9 has the same default, but warns if the variable is unset.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    from saccade_bench.lab.aot_cases import cases  # after the environment is known to have Triton
+    from saccade_bench.lab.aot_cases import cases  # imports Triton, so the variable is set first
 
     bad = []
     for arch in args.arch:

@@ -1,4 +1,4 @@
-"""What is looked at of Triton kernels that are compiled without a GPU, and what each must keep."""
+"""Triton kernels to compile without a GPU, and requirements on their machine code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from types import ModuleType
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The demands on a launch's machine code.
+    """The requirements on a launch's machine code.
 
-    access: bytes per thread of its widest loads and stores, at least; stores: the same of narrower
-    stores. hgmma: its products are Hopper's own (16-bit values, sm_90).
+    access: minimum bytes per thread of the widest loads and stores.
+    stores: minimum for stores, if they are narrower.
+    hgmma: matrix products use Hopper's instructions (16-bit values, sm_90).
     """
 
     access: int = 16
@@ -22,8 +23,8 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """Launches to inspect: `run` calls the host code of kernels in `module`. least_arch: earlier
-    GPUs lack the instructions.
+    """Launches to inspect: `run` calls the host code of kernels in `module`. GPUs before
+    `least_arch` lack the required instructions.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The launches inspected by `aot.py`: each kernel at the shapes of real models."""
+"""The launches that `aot.py` inspects: each kernel with the shapes of real models."""
 
 from __future__ import annotations
 
@@ -42,49 +42,49 @@ TEXT_SHAPES = (
     *((32, 8, 128), (28, 4, 128), (16, 2, 128), (32, 4, 128)),
     *((16, 8, 64), (14, 2, 64), (16, 4, 256)),
 )
-"""Heads, key heads and head size: Qwen3-VL-8B, Qwen2.5-VL-7B and 3B, Qwen3-VL-30B-A3B; a head of
-64, InternVL3-1B, Qwen3.5-9B.
+"""Heads, KV heads and head size of Qwen3-VL-8B, Qwen2.5-VL-7B and 3B, Qwen3-VL-30B-A3B, a model
+with heads of 64, InternVL3-1B and Qwen3.5-9B.
 """
 RANGED_SHAPES = ((8, 4, 256), (32, 16, 128))
-"""Gemma 3's, of 4B and 27B: most layers have windows, and images see themselves whole."""
+"""Gemma 3 4B and 27B. Most layers have sliding windows, and images have bidirectional attention."""
 FAR_SHAPES = ((8, 1, 512), (8, 2, 512), (16, 2, 512))
-"""Gemma 4's of layers without windows: E2B's, E4B's, 26B-A4B's; 31B's have as many to a key."""
+"""Full-attention layers of Gemma 4 E2B, E4B and 26B-A4B. 31B has the same ratio as 26B-A4B."""
 NEAR_SHAPES = ((8, 1, 256), (8, 2, 256))
-"""Gemma 4's of layers with windows of 512: E2B's, E4B's; the large models' are as Gemma 3's."""
+"""Layers of Gemma 4 E2B and E4B with windows of 512. Larger models have the shapes of Gemma 3."""
 WINDOW = 1024
 FP8_SHAPES = ((6144, 2560), (2560, 4096), (19_456, 2560))
-"""Outputs and inputs: Qwen3-VL-4B's queries, keys and values; their output; gate and up: a tile of
-few rows each.
+"""Outputs and inputs of Qwen3-VL-4B: QKV projection, its output projection, and gate and up (tiles
+of small batches).
 """
 SCALED_SHAPES = ((2560, 128), (9728, 128), (4096, 4096), (12288, 12288))
-"""Values of a row, and those that share a scale: of Qwen3-VL-4B in blocks, and 8B by rows."""
+"""Width of a row, and values per scale: Qwen3-VL-4B with block scales, and 8B with row scales."""
 INT4_SHAPES = ((2560, 4096), (19_456, 2560))
-"""The narrowest and the widest of Qwen3-VL-4B's."""
+"""Outputs and inputs of the narrowest and the widest matrices of Qwen3-VL-4B."""
 INT4_KINDS = ((128, True, False), (32, False, False), (0, False, True))
-"""Inputs that share a scale (0: all), whether there are zero points and an order of inputs: AWQ;
-compressed-tensors; GPTQ with desc_act and one scale.
+"""Inputs per scale (0: all), and whether there are zero points and a permutation of the inputs, for
+AWQ, compressed-tensors, and GPTQ with desc_act and one scale.
 """
 LATENT, LATENT_HEADS = 576, (16, 128)
-"""DeepSeek-V2's 512 + 64, and the heads of its small and its large size."""
+"""Latent size of DeepSeek-V2 (512 + 64), and heads of its small and large models."""
 LORA_SHAPES = (((4096, 1024, 1024), 2560), ((9728, 9728), 2560), ((2560,), 9728))
-"""Outputs and inputs: Qwen3-VL-4B's queries, keys and values, gate and up, and down."""
+"""Outputs and inputs of Qwen3-VL-4B: QKV, gate and up, and down projection."""
 LORA_RANKS = (16, 64)
 FIRST_FP8 = 89
-"""Architecture from which on there are conversions from and to FP8."""
+"""The first architecture with instructions to convert from and to FP8."""
 EXPERTS = ((2048, 768, 128, 8),)
-"""Hidden values, width, experts and how many a row goes to: Qwen3-VL-30B-A3B."""
+"""Hidden size, width, experts, and experts per token of Qwen3-VL-30B-A3B."""
 GELU_EXPERTS = (2816, 704, 128, 8)
-"""The same of Gemma 4 26B-A4B."""
+"""The same for Gemma 4 26B-A4B."""
 DELTA_HEADS = ((16, 32), (16, 48))
-"""Key and value heads of the gated delta rule: Qwen3.5-9B and 27B."""
+"""Key and value heads of the gated delta rule in Qwen3.5-9B and 27B."""
 DELTA_DIM = 128
 TOWER_HEADS = 16
 TOWER_HEAD_SIZES = (64, 72, 80)
-"""Qwen3-VL's small and large towers, Qwen2-VL's and Qwen2.5-VL's."""
+"""Head sizes of the vision encoders of Qwen3-VL (small and large), and Qwen2-VL and Qwen2.5-VL."""
 
 
 DECODED: dict[str, Promise] = {
-    "_share": Promise(access=4),  # numbers of rows
+    "_share": Promise(access=4),  # row indices
     "_decode": Promise(),
     "_merge": Promise(access=4),  # one row of a few hundred bytes
 }
@@ -92,7 +92,7 @@ PREFILLED: dict[str, Promise] = {"_prefill": Promise(hgmma=True), "_join": Promi
 
 
 def cases() -> Iterator[KernelCase]:
-    """All launches."""
+    """Yield all cases."""
     yield from _text_cases()
     yield from _ranged_cases()
     yield from _expert_cases()
@@ -104,7 +104,7 @@ def cases() -> Iterator[KernelCase]:
         yield KernelCase(name, sample_gpu, partial(_sample, masked), one)
         crowd = partial(_sample, masked, 2 * device.multiprocessors(torch.device("cpu")))
         yield KernelCase(f"{name}, in many slots", sample_gpu, crowd, one)
-        # Of a block, the few tokens that have been.
+        # Only the few tokens of a block that already occurred are accessed.
         each = {"_edit": Promise(access=4), "_count": Promise(access=4)}
         name = "edits" + (" under a mask" if masked else "")
         yield KernelCase(name, edits_gpu, partial(_edits, masked), each)
@@ -122,7 +122,7 @@ def _ranged_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"paged prefill, {name}, images", paged_gpu, run, PREFILLED)
         run = partial(_paged, 0, *shape, window=WINDOW, images=True)
         yield KernelCase(f"paged prefill, {name}, windows and images", paged_gpu, run, PREFILLED)
-    few = PREFILLED | {"_prefill": Promise()}  # too few rows for Hopper's products
+    few = PREFILLED | {"_prefill": Promise()}  # too few rows for Hopper's instructions
     for shape in FAR_SHAPES:
         name = "{}/{} heads of {}".format(*shape)
         for kept, least in ((HALF, 0), (torch.float8_e4m3fn, FIRST_FP8)):
@@ -139,7 +139,7 @@ def _ranged_cases() -> Iterator[KernelCase]:
         yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, DECODED)
         run = partial(_paged, 0, *shape, window=512)
         yield KernelCase(f"paged prefill, {name}", paged_gpu, run, PREFILLED)
-    run = partial(_rotate_far, 8, 512)  # of layers that see another's keys
+    run = partial(_rotate_far, 8, 512)  # of layers that reuse another layer's keys
     yield KernelCase("rotary, 8 heads of 512", rotary_gpu, run, {"_rotate": Promise()})
     for heads in LATENT_HEADS:
         name = f"{heads} heads, latents of {LATENT}"
@@ -169,7 +169,7 @@ def _text_cases() -> Iterator[KernelCase]:
     for outputs, inputs in FP8_SHAPES:
         for group in (128, inputs):
             name = f"FP8 product, {inputs} to {outputs}, scales of {group}"
-            # 16 outputs of 16 rows are two values a thread.
+            # A tile of 16 outputs and 16 rows has two values per thread.
             each = {"_few": Promise(stores=4), "_product": Promise(hgmma=True)}
             run = partial(_product, outputs, inputs, group)
             yield KernelCase(name, fp8_gpu, run, each, FIRST_FP8)
@@ -181,14 +181,14 @@ def _text_cases() -> Iterator[KernelCase]:
     for outputs, inputs in INT4_SHAPES:
         for group, zeros, ordered in INT4_KINDS:
             name = f"4-bit product, {inputs} to {outputs}, scales of {group or inputs}"
-            # 16 outputs of 16 rows are two values a thread.
+            # A tile of 16 outputs and 16 rows has two values per thread.
             each = {"_few": Promise(stores=4), "_many": Promise(hgmma=True)}
             run = partial(_int4, outputs, inputs, group or inputs, zeros, ordered)
             yield KernelCase(name, int4_gpu, run, each)
     for parts, inputs in LORA_SHAPES:
         name = f"adapters of {len(LORA_RANKS)}, {inputs} to {' and '.join(map(str, parts))}"
         run = partial(_adapters, parts, inputs)
-        # Of 16 rows and 32 ranks a thread has four sums.
+        # A tile of 16 rows and 32 ranks has four accumulators per thread.
         yield KernelCase(
             name, low_rank_gpu, run, {"_shrink": Promise(stores=8), "_expand": Promise()}
         )
@@ -241,7 +241,7 @@ def _tower_cases() -> Iterator[KernelCase]:
     each = {"_add_norm": Promise()}
     yield KernelCase("add and layer norm, 1152", layer_gpu, partial(_norm, 1152, True), each)
     for dim in TOWER_HEAD_SIZES:
-        # 36 pairs of 2 bytes allow no more than 8 at a time.
+        # Rows of 36 pairs of 2 bytes are only aligned to 8 bytes.
         turned = {"_rotate": Promise(access=8 if dim == 72 else 16)}
         yield KernelCase(f"rotary, heads of {dim}", rotary_gpu, partial(_rotate, dim), turned)
         for longest in (64, 4096):
@@ -269,11 +269,13 @@ def _paged(
     images: bool = False,
     latents: bool = False,
 ) -> None:
-    """Rows that decode, or a prefill chunk, perhaps with images that see themselves whole."""
+    """Launch decode for `singles` sequences, or a prefill chunk if 0. `images` have bidirectional
+    attention.
+    """
     keys = torch.empty((1024, kv_heads, dim), dtype=kept)
     values = keys if latents else torch.empty_like(keys)
     q = torch.empty((TOKENS, heads, dim), dtype=HALF)
-    rows = _rows([1] * singles or [TOKENS], singles)  # few tokens: keys are split
+    rows = _rows([1] * singles or [TOKENS], singles)  # few tokens, so that KV is split
     if images:
         rows = replace(rows, sees=torch.ones(TOKENS, dtype=torch.int64))
     shape = replace(plain_shape(keys, values), window=window, both_ways=images)
@@ -286,7 +288,7 @@ def _states(lengths: Sequence[int], singles: int) -> StateRows:
 
 
 def _delta(key_heads: int, heads: int) -> None:
-    """Decode, and prefill of two rows."""
+    """Launch decode, and prefill of two sequences."""
     keys, values = key_heads * DELTA_DIM, heads * DELTA_DIM
     mixed = torch.empty((TOKENS, 2 * keys + values), dtype=HALF)
     places = (slice(0, keys), slice(keys, 2 * keys), slice(2 * keys, None))
@@ -318,7 +320,7 @@ def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None
 
 
 def _product(outputs: int, inputs: int, group: int) -> None:
-    """Of few rows, and of many."""
+    """Launch a small batch and a large one."""
     values = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn)
     matrix = Fp8Matrix(values, torch.empty((outputs, inputs // group)), group)
     for rows in (1, 512):
@@ -333,7 +335,7 @@ def _scaled(size: int, group: int) -> None:
 
 
 def _int4(outputs: int, inputs: int, group: int, zeros: bool, ordered: bool) -> None:
-    """Of few rows, of some, of more and of many."""
+    """Launch batches of four sizes, each with another kernel or tile."""
     numbers = torch.zeros((outputs, inputs), dtype=torch.uint8)
     scales = torch.ones((outputs, inputs // group), dtype=torch.float16)
     points = torch.zeros_like(scales, dtype=torch.uint8) if zeros else None
@@ -344,7 +346,7 @@ def _int4(outputs: int, inputs: int, group: int, zeros: bool, ordered: bool) -> 
 
 
 def _adapters(parts: Sequence[int], inputs: int) -> None:
-    """Two adapters of different ranks, each with some rows."""
+    """Launch two adapters of different ranks, each for half of the rows."""
     ends = accumulate(parts, initial=0)
     places = [slice(*pair) for pair in pairwise(ends)]
     additions = Additions(places)
@@ -373,7 +375,7 @@ def _experts(
     group: int,
     act: Activation = "silu",
 ) -> None:
-    """group 0: not in 8 bits."""
+    """Launch experts, in FP8 unless `group` is 0."""
 
     def stacked(outputs: int, inputs: int) -> Stack:
         if not group:
@@ -407,7 +409,7 @@ def _rotate(dim: int) -> None:
 
 
 def _rotate_far(heads: int, dim: int) -> None:
-    """Each token by a line of its own."""
+    """Apply RoPE with a separate row of the tables for each token."""
     tables = rotary_tables(torch.zeros((TOKENS, dim // 2)))
     q = torch.empty((TOKENS, heads, dim), dtype=HALF)
     rotary_gpu.launch(q, *tables, None, None, halves=True)

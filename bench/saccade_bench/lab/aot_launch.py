@@ -1,10 +1,10 @@
-"""`python -m saccade_bench.lab.aot_launch`: launches every Triton kernel without a GPU, by Triton's
-own JIT: binder, compiler, ptxas, and the launcher in C, down to a stand-in for libcuda
+"""`python -m saccade_bench.lab.aot_launch`: launch every Triton kernel without a GPU, through
+Triton's own JIT: binder, compiler, ptxas and launcher. Only libcuda is replaced by a stub
 (`aot_cuda.c`).
 
-Owns the stand-in, and the note that says what was launched already. It sees what neither the
-interpreter nor `aot.py` does: arguments that the binder or the launcher refuses, empty grids, grids
-and shared memory beyond what a GPU has. Nothing is computed: values are the interpreter's.
+Unlike the interpreter and `aot.py`, this detects arguments that the binder or the launcher rejects,
+empty grids, and grids and shared memory beyond a GPU's limits. Kernels are not executed: the
+interpreter tests their results.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from saccade_bench.lab.aot import PROMISED, SHARED
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(__file__).with_name("aot_cuda.c")
 NOTES = ROOT / "build" / "launched"
-"""Files named by the digest of all that a launch depends on."""
+"""Marker files of successful runs, named by the hash of everything that launches depend on."""
 
 
 def lacking() -> str | None:
-    """The reason why kernels cannot be launched on this machine; None if they can."""
+    """Return the reason why kernels cannot be launched on this machine, or None if they can."""
     if shutil.which("gcc") is None:
         return "gcc is not installed: it makes the stand-in for libcuda and Triton's launcher"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
@@ -53,7 +53,7 @@ def lacking() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StubDevice:
-    """The calls that the stand-in has seen."""
+    """Counters of the stub's calls."""
 
     library: ctypes.CDLL
 
@@ -67,9 +67,7 @@ class StubDevice:
 
 
 class StubDriver(nvidia.CudaDriver):  # type: ignore[misc]
-    """Triton's own driver, which asks the stand-in instead of libcuda, and nobody instead
-    of torch.
-    """
+    """Triton's own driver, which uses the stub instead of libcuda, and does not need torch.cuda."""
 
     def __init__(self, arch: int) -> None:
         self.utils = nvidia.CudaUtils()
@@ -92,8 +90,9 @@ class StubDriver(nvidia.CudaDriver):  # type: ignore[misc]
 
 @contextmanager
 def stubbed(arch: int = PROMISED) -> Iterator[StubDevice]:
-    """Within, kernels are launched on a GPU of that architecture which does nothing. Once per
-    process: neither Triton nor the loader forgets a libcuda.
+    """Launch kernels on a stub GPU of that architecture within the context.
+
+    It can only be used once per process, because neither Triton nor the loader unloads a libcuda.
     """
     folder = Path(tempfile.mkdtemp(prefix="saccade-libcuda-"))
     try:
@@ -113,7 +112,7 @@ def stubbed(arch: int = PROMISED) -> Iterator[StubDevice]:
 
 
 def digest_of(folders: Sequence[str], *said: object) -> str:
-    """Of the Python and C below folders of the repository, Triton's version, and `said`."""
+    """Hash the Python and C files in folders of the repository, Triton's version, and `said`."""
     found = hashlib.sha256(repr((triton.__version__, torch.__version__, *said)).encode())
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.[pc]*")):
@@ -123,8 +122,8 @@ def digest_of(folders: Sequence[str], *said: object) -> str:
 
 
 def once(digest: str, work: Callable[[], list[str]]) -> int:
-    """Do `work` and print its complaints, unless done before without any. Returns the
-    exit status.
+    """Do `work` and print the failures that it returns, unless it succeeded before with the same
+    digest. Returns the exit status.
     """
     if (why := lacking()) is not None:
         print(f"no kernel is launched: {why}")
@@ -146,8 +145,8 @@ def once(digest: str, work: Callable[[], list[str]]) -> int:
 
 
 def launch_cases(arch: int, only: str = "") -> list[str]:
-    """Launch every case of `aot_cases.py`; returns the failures."""
-    from saccade_bench.lab.aot_cases import cases  # after the environment is known to have Triton
+    """Launch every case of `aot_cases.py`. Returns the failures."""
+    from saccade_bench.lab.aot_cases import cases  # imports Triton, which `main` prepares for
 
     bad = []
     with stubbed(arch) as stub:
@@ -155,21 +154,21 @@ def launch_cases(arch: int, only: str = "") -> list[str]:
         for case in chosen:
             try:
                 case.run()
-            except Exception as error:  # whatever Triton or the launcher raises is the outcome
+            except Exception as error:  # any exception of Triton or the launcher is a failure
                 bad.append(f"sm_{arch} {case.name}: {type(error).__name__}: {str(error)[:400]}")
         print(f"sm_{arch}: {stub.launches} launches of {len(chosen)} cases, {len(bad)} failed")
     return bad
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 1 where a launch fails."""
+    """Run the command. The exit status is 1 if a launch fails."""
     parser = argparse.ArgumentParser(
         prog="python -m saccade_bench.lab.aot_launch", description=__doc__
     )
     parser.add_argument("--arch", type=int, default=PROMISED, choices=sorted(SHARED))
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
     args = parser.parse_args(argv)
-    # What Triton 3.9 does where nothing is said, with a warning.
+    # Triton 3.9 has the same default, but warns if the variable is unset.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     digest = digest_of(["saccade/kernels", "bench/saccade_bench/lab"], args.arch, args.only)
     return once(digest, lambda: launch_cases(args.arch, args.only))

@@ -1,10 +1,10 @@
-"""`saccade make-checkpoint`: a folder in the form of a Hugging Face checkpoint, to measure with and
-to test on.
+"""`saccade make-checkpoint`: write a folder in Hugging Face's checkpoint format, for measurements
+and tests.
 
-Real models come with their real configuration, a synthetic tokenizer (special tokens at the real
-ids) and no weights: serve them with `--tune load_format=dummy`. Small ones come with random
-weights. Those of `presets.py` are written by architecture, those of `family_presets/` from their
-files.
+Presets of real models have the real configuration, a synthetic tokenizer (with special tokens at
+the real ids) and no weights: serve them with `--tune load_format=dummy`. Small presets have random
+weights. Presets are defined by architecture in `presets.py`, or by their files in
+`family_presets/`.
 """
 
 from __future__ import annotations
@@ -60,15 +60,16 @@ CHAT_TEMPLATE = """\
 FAMILY_PRESETS = {
     path.stem: path for path in sorted(Path(__file__).parent.glob("family_presets/*.json"))
 }
-"""Files, special tokens behind `SPECIAL` and words before them, of models by name."""
+"""By name: a model's files, special tokens in addition to `SPECIAL`, and vocabulary before them."""
 
 
 def make_checkpoint(
     name: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> Path:
-    """Write preset `name` to `folder`, which must be empty or new: an existing model's shards and
-    weights would be lost or mixed with ours. `seed` and `dtype` are of the weights, if any. Raises
-    ConfigError.
+    """Write preset `name` to `folder`, which must be new or empty, so that no existing model is
+    overwritten.
+
+    `seed` and `dtype` apply to random weights, if the preset has any. Raises ConfigError.
     """
     if name in FAMILY_PRESETS:
         make_folder(folder)
@@ -97,7 +98,7 @@ def make_checkpoint(
 
 
 def make_folder(folder: Path) -> None:
-    """Create a new folder. Raises ConfigError unless the folder is new or empty."""
+    """Create a folder. Raises ConfigError if it exists and is not empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
@@ -168,8 +169,10 @@ def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str
 def _write_tokenizer(
     folder: Path, size: int, special: Sequence[str], own: dict[str, Any]
 ) -> dict[str, int]:
-    """Write a tokenizer: bytes, then words of models with random weights, then the special tokens,
-    whose ids it returns. own: fields of tokenizer_config.json.
+    """Write a tokenizer and return the ids of its special tokens.
+
+    The vocabulary has bytes, then unused words up to `size` tokens, then the special tokens. `own`
+    has additional fields of tokenizer_config.json.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"Ġw{number}" for number in range(size - len(alphabet))]
@@ -228,7 +231,7 @@ def _write_processor(folder: Path, preset: Preset) -> None:
 
 
 class _KeptWeights(DummyWeights):
-    """Random weights for whatever a network asks for, kept by name."""
+    """Random weights for every tensor that a network loads, recorded by name."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         super().__init__(dtype, torch.device("cpu"), ops=Ops())
@@ -241,15 +244,16 @@ class _KeptWeights(DummyWeights):
             if len(shape) == 1:
                 noise = noise * 0.1 + (0.0 if name.endswith("bias") else 1.0)
             else:
-                # experts of one tensor: [E, in, out]
+                # a tensor with all experts: [E, in, out]
                 noise /= math.sqrt(shape[1] if len(shape) == 3 else math.prod(shape[1:]))
             self.tensors[name] = noise.to(self.dtype)
         return self.tensors[name]
 
 
 def write_weights(folder: Path, seed: int, dtype: torch.dtype, options: Sequence[str] = ()) -> None:
-    """Write the weights that the network of a folder's configuration asks for, under transformers'
-    names. options: the family's own.
+    """Write random weights for a folder's configuration, under transformers' names.
+
+    `options` are passed to `load_spec`.
     """
     spec = load_spec(folder, options)
     weights = _KeptWeights(seed, dtype)
@@ -262,8 +266,8 @@ def write_weights(folder: Path, seed: int, dtype: torch.dtype, options: Sequence
 
 
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a file of weights, readable as the umask says, like the other files of its folder:
-    safetensors would leave it to its owner alone.
+    """Write tensors to a file with default permissions. safetensors alone would restrict it to its
+    owner.
     """
     path.touch()
     mode = path.stat().st_mode

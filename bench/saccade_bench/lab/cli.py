@@ -1,7 +1,7 @@
-"""The command lines of the lab: `bench media`, `make-checkpoint`, `simulate`, for
-`saccade_bench/cli.py` and entry points to mount.
+"""The command lines of the lab (`bench media`, `bench limits`, `make-checkpoint`, `simulate`),
+which `saccade_bench/cli.py` and entry points mount.
 
-Owns nothing but names; what needs torch is imported when called, so that `--help` stays quick.
+Code that needs torch is imported when its command runs, so that `--help` is fast.
 """
 
 # ruff: noqa: B008 (the defaults are frozen)
@@ -29,14 +29,14 @@ checkpoints = App(name="make-checkpoint", default_parameter=PLAIN)
 
 
 def media(*, options: Annotated[MediaBenchOptions, Flat] = MediaBenchOptions()) -> None:
-    """Measure CPU time and bytes of new and seen images by stage, compared to the usual way."""
+    """Measure CPU time and bytes of new and repeated images by stage, compared with a baseline."""
     from saccade_bench.lab.media import bench_media
 
     bench_media(options)
 
 
 def limits(*, options: Annotated[LimitsOptions, Flat]) -> None:
-    """Compare the CPU time of tower, prompt and decode with the least that this machine needs."""
+    """Compare the CPU time of vision encoder, prompt and decode with this machine's limits."""
     from saccade_bench.lab.limits import bench_limits
 
     bench_limits(options)
@@ -58,7 +58,7 @@ def simulate(
     ----------
     result
         A file written by `saccade bench serve --save-text --output-file`. The simulation replays
-        its last run. Derived: a randomly drawn trace.
+        its last run. Default: a random trace.
     """
     from saccade_bench.lab.simulator.command import simulate as run
 
@@ -74,7 +74,7 @@ def make_checkpoint(
     out: Path,
     seed: int = 0,
 ) -> None:
-    """Write a checkpoint folder from a preset, or quantise a model's weights.
+    """Write a checkpoint folder from a preset, or quantize a model's weights.
 
     A preset's folder has a real architecture's configuration and a synthetic tokenizer. Large
     presets come without weights. Serve them with --tune load_format=dummy. Small and tiny presets
@@ -85,9 +85,9 @@ def make_checkpoint(
     preset
         The architecture and its size.
     model
-        A folder, a hub id, or "demo", in place of a preset. Requires --quantize.
+        A folder, a hub id, or "demo", instead of a preset. Requires --quantize.
     quantize
-        fp8: quantises the language model's matrices in 128 x 128 blocks, as in Qwen3-VL-*-FP8.
+        fp8: quantizes the language model's matrices in 128 x 128 blocks, as in Qwen3-VL-*-FP8.
     out
         The folder to write. It must be new or empty.
     seed

@@ -1,7 +1,7 @@
-"""A model of random weights, and the engine's two halves around it in one process, without a front:
-the real scheduler plans, the real worker computes, two plans in flight as in a server.
+"""A scheduler and a worker with a randomly initialized model in one process, without a front.
 
-Weights are in 16 bits; the language model's matrices may be in FP8, as such checkpoints have them.
+As in a server, two plans are in flight. Weights have 16 bits, or optionally FP8 for the language
+model's matrices, as in FP8 checkpoints.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import grids, qwen
 
 STANDING_OUT = 40
-"""Tokens that are much likelier than the others, as trained models have them."""
+"""Number of tokens that are much likelier than the others, as with trained models."""
 BLOCK = 128
-"""Inputs that share a scale, at most."""
+"""Maximum number of inputs per scale."""
 
 
 class RandomWeights(DummyWeights):
-    """As a server has them with --tune load_format=dummy, but with FP8 where `eight` says so of a
-    canonical name. `nbytes`: of the language model's tensors, which every step reads.
+    """Weights like those of a server with --tune load_format=dummy, but in FP8 if `eight` returns
+    True for the canonical name. `nbytes` is the size of the language model's tensors, all of which
+    each step reads.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class RandomWeights(DummyWeights):
     def load(self, *parts: Part) -> torch.Tensor:
         whole = super().load(*parts)
         if parts[0].name == HEAD:
-            whole[:STANDING_OUT] *= 8  # the sampler's passes depend on how flat logits are
+            whole[:STANDING_OUT] *= 8  # the sampler's run time depends on how flat logits are
         self._count(parts, whole.nbytes)
         return whole
 
@@ -88,7 +89,7 @@ class RandomWeights(DummyWeights):
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """`read_bytes`: what one step of the language model reads of its weights."""
+    """A model. `read_bytes` is how much of its weights a step of the language model reads."""
 
     net: FamilyNet
     spec: FamilySpec
@@ -103,7 +104,7 @@ def make_model(
     layers: int = 0,
     fp8: bool = False,
 ) -> EngineModel:
-    """layers: of the language model; 0: all. fp8: its matrices are in 8 bits."""
+    """Build a preset with `layers` language model layers (0: all), in FP8 if `fp8`."""
     with tempfile.TemporaryDirectory(prefix="saccade-check-") as name:
         folder = Path(name) / "model"
         make_checkpoint(preset, folder)
@@ -119,7 +120,7 @@ def make_model(
     text = config["text_config"]
     table = text["vocab_size"] * text["hidden_size"] * dtype.itemsize
     tied = config["tie_word_embeddings"]
-    # Of a token embedding that is not the head too, a step reads its tokens' rows alone.
+    # If the token embedding is not tied to the head, a step only reads its tokens' rows.
     return EngineModel(net, spec, weights.nbytes - (0 if tied else table))
 
 
@@ -128,7 +129,7 @@ ARENA_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The end of a step: when, in seconds on the clock, and how many tokens were drawn."""
+    """The end of a step in `time.perf_counter()` seconds, and its number of sampled tokens."""
 
     at: float
     drawn: int
@@ -136,20 +137,20 @@ class Tick:
 
 @dataclass
 class Progress:
-    """When which tokens came: seconds on the clock, by request and by step."""
+    """Time of the first token by request id, and all steps, in `time.perf_counter()` seconds."""
 
     first: dict[str, float] = field(default_factory=dict)
     steps: list[Tick] = field(default_factory=list)
 
 
 class EngineHere:
-    """One model, configured as a server would be, but that caches no prefix."""
+    """A scheduler and a worker with one model, configured as in a server without a prefix cache."""
 
     def __init__(
         self, model: EngineModel, device: str, dtype: Dtype, options: EngineOptions
     ) -> None:
         if device == "cuda":
-            torch.backends.cuda.enable_cudnn_sdp(False)  # as a server does
+            torch.backends.cuda.enable_cudnn_sdp(False)  # as in a server
         hardware = measure_hardware("cuda" if device == "cuda" else "cpu")
         caches = CacheOptions(disable_radix_cache=True)
         settings = EngineSettings(tiers=TierSettings(embedding_cache_host_mb=0))
@@ -173,7 +174,10 @@ class EngineHere:
         temperature: float = 0.0,
         top_p: float = 1.0,
     ) -> Request:
-        """Return a new random prompt. image: a new one before it, as resized uint8 [H, W, 3]."""
+        """Return a request with a new random prompt of `length` tokens, and `answer` output tokens.
+
+        `image` is prepended, as resized uint8 [H, W, 3].
+        """
         self._number += 1
         tokens = torch.randint(5, 250, (length,), generator=self._generator).tolist()
         sampling = SamplingParams(
@@ -201,8 +205,10 @@ class EngineHere:
         watch: Callable[[Plan, Sequence[str]], None] | None = None,
         in_flight: int = PLANS_IN_FLIGHT,
     ) -> Progress:
-        """Run all requests together to their ends. watch: called after each step with its plan and
-        the requests that drew a token.
+        """Run requests together until all are finished.
+
+        `watch` is called after each step with its plan and the ids of the requests that got a
+        token.
         """
         progress = Progress()
         for request in requests:

@@ -1,9 +1,9 @@
-"""`saccade bench limits`: which share of the machine's limit the vision tower, a prompt, and a few
-rows of decode reach on a CPU.
+"""`saccade bench limits`: compare the CPU time of the vision encoder, a prompt and small-batch
+decode with the machine's limits.
 
-The limit of a step that decodes is reading the language model's matrices once. A tower's or a
-prompt's is the operations of its layers' products and attention. Both are at the speeds that
-PyTorch reaches in the same run. The real scheduler drives the real worker, in one process.
+The limit of a decode step is to read the language model's matrices once. The limit of the vision
+encoder and of a prompt is the number of operations in their matrix products and attention. Both use
+the speeds that PyTorch reaches in the same run. The real scheduler and worker run in one process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from saccade_bench.lab.machine import describe
 from saccade_bench.lab.options import LimitsOptions
 
 SIDE = 1024
-"""Rows and columns of the matrices whose product shows the peak."""
+"""Rows and columns of the matrices whose product measures the peak speed."""
 READ_BYTES = 24 << 20
 TRIES = 20
 MIN_KV_TOKENS = 16384
@@ -41,7 +41,7 @@ MIN_KV_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What some work costs, and what it would at the machine's limit, in CPU ms."""
+    """The measured CPU time of some work, and its lower bound on this machine, in ms."""
 
     work: str
     limit: float
@@ -54,7 +54,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What PyTorch reaches: operations and bytes per CPU ms."""
+    """The speeds that PyTorch reaches, in operations and bytes per ms of CPU time."""
 
     products: float
     tower_products: float
@@ -80,7 +80,7 @@ def _least_ms(work: Callable[[], object]) -> float:
 
 
 def bench_limits(options: LimitsOptions) -> list[Limit]:
-    """Measure, and print the table. Raises ConfigError for a model without such shapes."""
+    """Measure and print the table. Raises ConfigError if the model is not a dense Qwen-VL."""
     torch.set_num_threads(options.threads)
     device = torch.device("cpu")
     spec, dtype = load_spec(options.model), DTYPES[options.dtype]
@@ -108,7 +108,7 @@ def bench_limits(options: LimitsOptions) -> list[Limit]:
 
 
 def matrix_values(spec: QwenVLSpec) -> int:
-    """Values in the language model's matrices, its head included."""
+    """Return the number of values in the language model's matrices, including its head."""
     text = spec.text
     return layer_values(spec) * text.layers + text.vocab_size * text.hidden
 
@@ -120,14 +120,16 @@ def layer_values(spec: QwenVLSpec) -> int:
 
 
 def prompt_operations(spec: QwenVLSpec, tokens: int) -> float:
-    """Of all layers: their products, and attention to the tokens before."""
+    """Return the operations of all layers: matrix products, and causal attention."""
     text = spec.text
     attention = 2 * tokens**2 * text.heads * text.head_dim
     return text.layers * (2.0 * tokens * layer_values(spec) + attention)
 
 
 def tower_operations(spec: QwenVLSpec, patches: int) -> float:
-    """Of all blocks: their products, and attention to all patches or a window's."""
+    """Return the operations of all blocks: matrix products, and attention to all patches or to
+    those of a window.
+    """
     tower = spec.vision
     matrices = 3 if tower.variant == "qwen2_5_vl" else 2
     products = 2 * patches * tower.hidden * (4 * tower.hidden + matrices * tower.intermediate)
@@ -138,7 +140,7 @@ def tower_operations(spec: QwenVLSpec, patches: int) -> float:
 
 
 class _Measure:
-    """Runs requests, and finds the CPU ms of the steps that count."""
+    """Runs requests, and measures the CPU ms of the relevant steps."""
 
     def __init__(self, engine: EngineHere, options: LimitsOptions) -> None:
         self._engine = engine
@@ -165,7 +167,7 @@ class _Measure:
         return Limit(f"prompt, {count} tokens", operations / peaks.products, min(found))
 
     def decode(self, rows: int) -> float:
-        """Return the median of steps of so many rows that all draw at random."""
+        """Return the median CPU ms of decode steps with `rows` sequences that sample randomly."""
         asked = [self._request(24, answer=self._options.decoded) for _ in range(rows)]
         steps = self._run(asked)
         return statistics.median(ms for plan, ms in steps if plan.num_tokens == rows)
@@ -174,7 +176,7 @@ class _Measure:
         return self._engine.request(length, answer, image=image, temperature=1.0)
 
     def _run(self, requests: Sequence[Request]) -> list[tuple[Plan, float]]:
-        """Return each step with its CPU ms, the scheduler's part included."""
+        """Return each step's plan and CPU ms, which include the scheduler's."""
         steps: list[tuple[Plan, float]] = []
         before = time.process_time()
 

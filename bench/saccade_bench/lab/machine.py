@@ -1,8 +1,4 @@
-"""The conditions of a measurement in this process: the CPU time of processes, facts and places for
-result files.
-
-Owns nothing.
-"""
+"""Helpers for measurements: the machine's description, CPU time of processes, and output files."""
 
 from __future__ import annotations
 
@@ -20,17 +16,17 @@ import torch
 from saccade.core.errors import ConfigError
 
 PACKAGES = ("torch", "transformers", "numpy", "pillow", "simplejpeg", "blake3", "pybase64")
-"""Those whose versions figures depend on."""
+"""Packages whose versions affect results."""
 
 
 def describe() -> dict[str, Any]:
-    """Return the conditions of the figures, for the head of a result file."""
+    """Describe the machine and the versions of packages, for the header of a result file."""
     names = (
         line.partition(": ")[2]
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith("model name")
     )
-    cpu = next(names, platform.machine())  # an ARM's has no name
+    cpu = next(names, platform.machine())  # ARM's /proc/cpuinfo has no model name
     found: dict[str, Any] = {
         "cpu": cpu,
         "cores": os.cpu_count(),
@@ -44,9 +40,9 @@ def describe() -> dict[str, Any]:
 
 
 def make_room(options: object, *names: str) -> None:
-    """Make the folders of the files that these fields name; None names no file.
+    """Create the parent directories of the files in these fields, unless they are None.
 
-    Raises ConfigError where none can be written.
+    Raises ConfigError if a file cannot be written.
     """
     for name in names:
         path: Path | None = getattr(options, name)
@@ -62,15 +58,15 @@ def make_room(options: object, *names: str) -> None:
 
 
 class CpuClock:
-    """CPU time of this process and of other processes together: user and system, all threads, ended
-    threads included.
+    """CPU time of this process and of other processes: user and system time of all threads,
+    including finished ones.
     """
 
     def __init__(self, *pids: int) -> None:
         self._clocks = [_clock_of(pid) for pid in (os.getpid(), *pids)]
 
     def ms(self) -> float:
-        """Milliseconds so far; only differences count."""
+        """Milliseconds so far, from an arbitrary origin."""
         return sum(map(time.clock_gettime_ns, self._clocks)) / 1e6
 
 

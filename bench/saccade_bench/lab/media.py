@@ -1,11 +1,11 @@
-"""`saccade bench media`: the cost of an image on its way from a request to the vision tower, ours
-and the usual way, in one run.
+"""`saccade bench media`: the CPU time of an image from the request to the vision encoder, for
+Saccade and a baseline in the same run.
 
-Ours is the real path: `saccade.media.media.Media` with an image worker, up to the rows that the
-tower multiplies first in bfloat16, the dtype of checkpoints: normalisation is in its weights.
-The usual way is Pillow, transformers' Pillow-backend processor, sha256 of the float features, and a
-pickle to another process. Both begin with the text of a data URL. Time is CPU time of all processes
-involved, in ms; runs take turns; figures are medians. Knows nothing of HTTP and of models.
+Saccade's path is `saccade.media.media.Media` with an image worker, up to the bfloat16 patches that
+enter the vision encoder (normalization is folded into its weights). The baseline is Pillow,
+transformers' Pillow-backend processor, SHA-256 of the float features, and a pickle to another
+process. Both start from a data URL. Times are CPU ms of all processes involved. The paths
+alternate, and results are medians.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ from saccade_bench.lab.qwen import qwen
 from saccade_bench.load.images import DrawnImage, encode, parse_size
 
 SEEN_AT_ONCE = 20
-"""A seen picture costs so little that it is measured by the score."""
+"""Requests per measurement of a repeated image, because one takes too little time to measure."""
 ARENA_PICTURES = 2
-"""Pictures of the largest size that the arena holds: few, so that memory is used again soon, as in
-a server that has run for a while.
+"""Number of images of the largest size for which the arena has space. It is small so that memory is
+reused soon, as in a server that has run for some time.
 """
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt's names
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt
 
 
 @dataclass(slots=True)
 class CaseRuns:
-    """All figures of one case, run by run."""
+    """All measurements of one case, one per run."""
 
     stages: list[dict[str, Sample]] = field(default_factory=list)
     new: list[Sample] = field(default_factory=list)
@@ -80,9 +80,9 @@ class CaseRuns:
 
 
 def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
-    """Measure, print tables, write files.
+    """Measure all cases, print tables, and write the output file.
 
-    Raises ConfigError where an option is wrong or a package is missing, before that.
+    Raises ConfigError before measuring if an option is invalid or a package is missing.
     """
     make_room(options, "output_file")
     folder = resolve_model(options.model)
@@ -102,7 +102,7 @@ def bench_media(options: MediaBenchOptions) -> list[MediaFigure]:
 
 
 def draw(options: MediaBenchOptions) -> dict[Case, bytes]:
-    """Every kind of picture, encoded."""
+    """Return an encoded image for every case."""
     sizes = [parse_size(name) for name in options.resolutions]
     cases = [
         Case(*size, kind, content)
@@ -119,7 +119,7 @@ def draw(options: MediaBenchOptions) -> dict[Case, bytes]:
 async def measure(
     options: MediaBenchOptions, spec: FamilySpec, usual: Usual, pictures: dict[Case, bytes]
 ) -> list[MediaFigure]:
-    """All cases in turns, after one uncounted round."""
+    """Measure all cases in each round. The first round is a warm-up."""
     largest = max(
         math.prod(spec.recipe(case.height, case.width, spec.pixel_bounds).canvas)
         for case in pictures
@@ -138,7 +138,7 @@ async def measure(
                 run.usual.append(whole)
                 unseen = data + number.to_bytes(
                     8, "big"
-                )  # after the picture's end, where decoders do not look
+                )  # appended after the end of the image, where decoders ignore it
                 run.new.append(await ours.new(data_url(unseen, f"image/{case.format}")))
                 run.seen.append(await ours.seen(data_url(unseen, f"image/{case.format}")))
                 run.stages.append(ours.stages(data_url(unseen, f"image/{case.format}")))
@@ -149,12 +149,12 @@ async def measure(
 
 
 class Ours:
-    """Saccade's path, whole and by stages."""
+    """Saccade's path, in full and by stage."""
 
     def __init__(self, media: Media, arena: Arena, spec: FamilySpec) -> None:
         self._media = media
         self._arena = arena
-        self._bench = Arena.create(arena.size)  # for stages by themselves
+        self._bench = Arena.create(arena.size)  # for measuring single stages
         self._spec = spec
         workers = [
             child.pid
@@ -168,7 +168,7 @@ class Ours:
 
     @classmethod
     async def start(cls, media: Media, arena: Arena, spec: FamilySpec) -> Ours:
-        """Once the image worker is ready."""
+        """Wait until the image worker is ready."""
         picture = await media.open(
             ImageSource(encode(DrawnImage("blank", 64, 64, 0)), "warm-up"), ""
         )
@@ -178,7 +178,7 @@ class Ours:
         return cls(media, arena, spec)
 
     async def new(self, url: str) -> Sample:
-        """A new image: from its URL to patches. Ships its resized pixels."""
+        """Measure a new image from URL to patches. The sample's bytes are its resized pixels."""
         begun = self._clock.ms()
         picture = await self._media.open(ImageSource(url, "picture"), "")
         self._media.hold_image(picture)
@@ -189,7 +189,7 @@ class Ours:
         return Sample(self._clock.ms() - begun, slot.nbytes)
 
     async def seen(self, url: str) -> Sample:
-        """The same image again, known to the engine. Ships nothing."""
+        """Measure the same image again, when the engine has it cached. No bytes are sent."""
         begun = self._clock.ms()
         for _ in range(SEEN_AT_ONCE):
             picture = await self._media.open(ImageSource(url, "picture"), "")
@@ -198,7 +198,7 @@ class Ours:
         return Sample((self._clock.ms() - begun) / SEEN_AT_ONCE, 0)
 
     def stages(self, url: str) -> dict[str, Sample]:
-        """Each stage by itself, in this process; all but the hand-over to the worker and back."""
+        """Measure each stage separately in this process, without the transfer to the worker."""
         lap = Laps(self._inline)
         text = url.partition(",")[2]
         data = lap("base64", len(text), lambda: pybase64.b64decode(text, validate=True))
@@ -219,14 +219,14 @@ class Ours:
         return lap.done
 
     def _patches(self, pixels: Pixels) -> torch.Tensor:
-        """Rows of patches, as the engine makes them on its device: in this benchmark, the CPU."""
+        """Return rows of patches as the engine makes them on its device, which is the CPU here."""
         rules = qwen(self._spec).images
         still = torch.from_numpy(pixels)[None]
         return self._ops.centre_patches(still, rules.patch, rules.merge, torch.bfloat16)
 
 
 class Usual:
-    """The usual way of servers, for every image of every request."""
+    """The baseline path, which runs for every image of every request."""
 
     def __init__(
         self, processor: Callable[..., Any], connection: Connection, clock: CpuClock
@@ -236,7 +236,7 @@ class Usual:
         self._clock = clock
 
     def run(self, url: str) -> tuple[dict[str, Sample], Sample]:
-        """The stages, and the whole, which ships the pickle."""
+        """Return the stages, and their sum with the size of the pickle that is sent."""
         lap = Laps(self._clock)
         text = url.partition(",")[2]
         data = lap("base64", len(text), lambda: base64.b64decode(text))
@@ -257,7 +257,7 @@ class Usual:
 
 
 class Laps:
-    """CPU time of one stage after another."""
+    """CPU time of consecutive stages."""
 
     def __init__(self, clock: CpuClock) -> None:
         self._clock = clock
@@ -271,10 +271,10 @@ class Laps:
 
 
 def keep_memory() -> None:
-    """Make the C library keep freed memory for later.
+    """Make the C library keep freed memory instead of returning it to the system.
 
-    By default it returns large blocks to the system, and page faults, on some machines costlier
-    than the work itself, would burden mostly the usual way.
+    Otherwise, page faults for large blocks can cost more than the work itself, mostly in the
+    baseline.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_MAX, 0)
@@ -283,7 +283,7 @@ def keep_memory() -> None:
 
 @contextmanager
 def reader() -> Iterator[tuple[Connection, int]]:
-    """A process that unpickles its input: our end of the connection, and its process id."""
+    """Start a process that unpickles its input. Yields our end of the connection and its pid."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=_unpickle_all, args=(theirs,), daemon=True
@@ -291,7 +291,7 @@ def reader() -> Iterator[tuple[Connection, int]]:
     process.start()
     theirs.close()
     try:
-        ours.recv_bytes()  # it is ready
+        ours.recv_bytes()  # the process is ready
         assert process.pid is not None
         yield ours, process.pid
     finally:
@@ -311,7 +311,7 @@ def _unpickle_all(connection: Connection) -> None:
 
 
 def load_processor(folder: Path) -> Callable[..., Any]:
-    """transformers' Pillow-backend image processor with the settings of the checkpoint in `folder`.
+    """Load transformers' Pillow-backend image processor for the checkpoint in `folder`.
 
     Raises ConfigError.
     """
@@ -340,9 +340,10 @@ def _read_header(name: bytes, data: bytes, spec: FamilySpec) -> Any:
 
 
 def summarise(case: Case, runs: CaseRuns) -> MediaFigure:
-    """Medians, stage by stage.
+    """Return the medians by stage.
 
-    The time of the whole path beyond its stages is the hand-over to the worker and back.
+    The time of the full path beyond its stages is attributed to the transfer to the worker and
+    back ("hand-over").
     """
     stages = {name: _median([run[name] for run in runs.stages]) for name in runs.stages[0]}
     usual_stages = {

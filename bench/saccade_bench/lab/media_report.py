@@ -1,4 +1,4 @@
-"""Figures of `saccade bench media`, by case and stage, and their tables for the terminal."""
+"""Results of `saccade bench media` by case and stage, and their tables for the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {"random": "noise"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of picture."""
+    """One kind of image."""
 
     width: int
     height: int
@@ -27,8 +27,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cost of one kind of image: `ms` of CPU, and `nbytes` into a stage; for a whole path, the
-    bytes shipped to the engine.
+    """The cost of a stage or of a full path: CPU ms, and the bytes that enter the stage or are sent
+    to the engine.
     """
 
     ms: float
@@ -37,9 +37,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class MediaFigure:
-    """One case.
+    """Results of one case, for Saccade (`stages`, `new`, `seen`) and the baseline.
 
-    Our `stages` are those of a new image; "hand-over" is the remainder of the whole.
+    `stages` are those of a new image. Their "hand-over" is the remainder of `new`.
     """
 
     case: Case
@@ -51,7 +51,7 @@ class MediaFigure:
 
     @property
     def gain_new(self) -> float:
-        """CPU time of the usual way relative to ours."""
+        """CPU time of the baseline relative to that of a new image."""
         return self.usual.ms / self.new.ms
 
     @property
@@ -60,7 +60,7 @@ class MediaFigure:
 
 
 def tables(results: Sequence[MediaFigure]) -> Group:
-    """The whole path, and the stages of both."""
+    """Return tables of the full paths, and of the stages of each."""
     return Group(
         _whole(results),
         "",
@@ -113,7 +113,7 @@ def _whole(results: Sequence[MediaFigure]) -> Table:
 def _stages(
     title: str, names: Sequence[str], rows: Sequence[tuple[Case, dict[str, Sample]]]
 ) -> Table:
-    """Each cell: ms, and the MB that go into the stage."""
+    """Return a table whose cells have the CPU ms and the input MB of a stage."""
     table = Table(title=title + " (MB that go into it)", title_justify="left", title_style="bold")
     table.add_column("picture")
     for stage in names:

@@ -1,4 +1,4 @@
-"""Options of the lab's commands, so that `--help` needs no torch. Owns nothing."""
+"""Options of the lab's commands, in a module without torch so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PresetName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class MediaBenchOptions:
-    """The images, and the place of the figures."""
+    """The images, and the output."""
 
     resolutions: tuple[str, ...] = ("1280x720", "1920x1080", "2560x1440")
     """Image sizes: WIDTHxHEIGHT, or 720p, 1080p, 1440p, 4k."""
@@ -67,10 +67,9 @@ class MediaBenchOptions:
     rendered text. blank: one flat colour.
     """
     model: str = "demo"
-    """Take the image processor's settings from this folder, hub id, or "demo" (those of Qwen3-VL).
-    """
+    """Use the image processor's settings of this folder, hub id, or "demo" (those of Qwen3-VL)."""
     repeats: int = 5
-    """Runs per measurement, in turns. Figures are medians."""
+    """Runs per measurement, alternating with the baseline. Results are medians."""
     seed: int = 1
     """Seed for the images."""
     output_file: Path | None = None
@@ -92,19 +91,19 @@ class LimitsOptions:
     model: Path
     """A folder with a dense Qwen-VL checkpoint, as make-checkpoint writes it."""
     dtype: Dtype = "bfloat16"
-    """Number format of what is not quantised."""
+    """Data type of weights that are not quantized."""
     quantization: QuantizationMode = "int8"
     """As for saccade serve."""
     image: tuple[int, int] = (704, 1280)
-    """Height and width of the tower's image, multiples of its merged patches."""
+    """Height and width of the image, which must be multiples of the merged patch size."""
     prompt_tokens: int = 2000
     """Tokens of the prompt."""
     rows: tuple[int, ...] = (1, 8)
-    """Sequences that decode together."""
+    """Batch sizes for decode."""
     decoded: int = 128
-    """Tokens of each sequence."""
+    """Tokens per sequence."""
     repeats: int = 5
-    """Runs of tower and prompt. The fastest counts."""
+    """Runs of vision encoder and prompt. The fastest counts."""
     threads: int = 1
     """CPU threads."""
 
@@ -131,8 +130,8 @@ class TraceOptions:
     zipf: float = 1.0
     """The n-th most popular image appears n ** -this times as often as the first."""
     repeat_ratio: float = 0.9
-    """Share of popular images. For agent, share of images that show the same screen again. All
-    other images are new.
+    """Fraction of images from the popular ones. For agent, fraction of images that show the same
+    screen again. All other images are new.
     """
     image_count: int = 1
     """Images per request, or per round in a chat."""
@@ -158,7 +157,7 @@ class TraceOptions:
     output_len: int = 64
     """Tokens per answer."""
     seed: int = 1
-    """Seed for all random draws."""
+    """Seed for all random values."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "num_prompts", "pictures", "rounds", "tenants", "input_len", "output_len")
@@ -173,30 +172,30 @@ class MachineOptions:
 
     # costs
     profile: ProfileName = "cpu"
-    """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published figures."""
+    """cpu: the demo model on two cores. h200: Qwen3-VL-8B on an H200, from published results."""
     model: str | None = None
-    """Take the sizes from this folder or "demo". A measured run also takes the tokenizer. Derived:
-    the profile's sizes and the demo model's tokenizer.
+    """Use the sizes of this folder or "demo". A measured run also uses its tokenizer. Default: the
+    profile's sizes and the demo model's tokenizer.
     """
     constants: Path | None = None
     """A JSON object with costs to use instead of the profile's."""
     # memory
     kv_tokens: int | None = None
-    """Tokens that the KV cache holds. Derived: the profile's figure."""
+    """Capacity of the KV cache in tokens. Default: the profile's value."""
     page_size: int = 16
     """Tokens per KV page."""
     chunked_prefill_size: int | None = None
-    """Tokens computed per step. Derived: 2048 on cpu, 8192 on h200."""
+    """Tokens computed per step. Default: 2048 on cpu, 8192 on h200."""
     embedding_cache_device_mb: int | None = None
-    """MiB of device memory for embeddings. Derived: 1024 on cpu, 2048 on h200."""
+    """MiB of device memory for embeddings. Default: 1024 on cpu, 2048 on h200."""
     embedding_cache_host_mb: int | None = None
-    """MiB of host memory for embeddings. Derived: 0 on cpu, 32768 on h200."""
+    """MiB of host memory for embeddings. Default: 0 on cpu, 32768 on h200."""
     embedding_cache_disk_mb: int = 0
     """MiB of disk space for embeddings."""
     kv_cache_host_mb: int = 0
-    """MiB of host memory for KV that leaves the device."""
+    """MiB of host memory for KV offloaded from the device."""
     kv_cache_disk_mb: int = 0
-    """MiB of disk space for KV that leaves the device."""
+    """MiB of disk space for KV offloaded from the device."""
     disable_radix_cache: bool = False
     """Disable the reuse of KV from earlier prompts."""
 
@@ -220,13 +219,13 @@ class FleetOptions:
     replicas: int = 1
     """Number of servers."""
     workers: tuple[str, ...] = ()
-    """The servers' names, as in `saccade route --workers`. Names decide the ranking. Derived:
-    made-up names for --replicas servers.
+    """The servers' names, as in `saccade route --workers`. The ranking depends on them. Default:
+    generated names for --replicas servers.
     """
     routing: tuple[Routing, ...] = ()
-    """How requests find a server. If you give several ways, they are compared. affinity and random
-    rank servers as `saccade route` does with --affinity image and none. Derived: affinity and
-    random for several servers.
+    """How requests are routed. If you pass several policies, they are compared. affinity and random
+    rank servers as `saccade route` does with --affinity image and none. Default: affinity and
+    random if there are several servers.
     """
 
     def __post_init__(self) -> None:
@@ -238,7 +237,7 @@ class FleetOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the servers."""
+        """The servers' names."""
         made_up = (f"http://replica-{number}:8000" for number in range(self.replicas))
         return self.workers or tuple(made_up)
 

@@ -1,6 +1,5 @@
-"""Configurations of real models, and of small ones of the same architectures.
-
-Facts only; `checkpoint.py` writes them.
+"""Configurations of real models, and of small ones with the same architectures, for
+`checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ ARCHITECTURES: dict[Family, str] = {
     "internvl": "InternVLForConditionalGeneration",
 }
 THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""Families with the third tower."""
+"""Families with the vision encoder of Qwen3-VL."""
 REAL_WORDS = 151643
 """Tokens before the special ones in the tokenizers of Qwen2 and Qwen3."""
 NEWER_WORDS = 248044
-"""In Qwen3.5's."""
+"""The same for Qwen3.5."""
 FEW_WORDS = 256 + 512
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`text` and `vision` are fields of config.json beside those common to the family. words:
-    tokens before the special ones.
+    """A configuration. `text` and `vision` are fields of config.json that are not common to the
+    family. `words` is the number of tokens before the special ones.
     """
 
     family: Family
@@ -92,7 +91,7 @@ def _rope(sections: tuple[int, int, int], **other: Any) -> dict[str, Any]:
 
 
 def _delta(key_heads: int, value_heads: int, dim: int) -> dict[str, Any]:
-    """Every fourth layer has full attention."""
+    """Return the fields of linear attention, with full attention in every fourth layer."""
     return {
         "full_attention_interval": 4,
         "linear_num_key_heads": key_heads,
@@ -130,7 +129,7 @@ def _deepstack(*layers: int) -> dict[str, Any]:
 
 
 def _made(family: Family, text: dict[str, Any], vision: dict[str, Any]) -> Preset:
-    """A preset with few words and random weights, to be served as it is."""
+    """Return a preset with a small vocabulary and random weights, which can be served."""
     return Preset(family, text, vision, words=FEW_WORDS, weights=True)
 
 
@@ -219,7 +218,7 @@ PRESETS: dict[str, Preset] = {
         SMALL | HEADS_OF_64 | _delta(4, 8, 64) | _rope((3, 3, 2), partial_rotary_factor=0.25),
         SMALL_TOWER,
     ),
-    # Sizes that no library cuts evenly, to compare bits.
+    # Sizes that are not multiples of common tile sizes, to compare bits.
     "wide-qwen3.5": _made(
         "qwen3_5",
         _text(640, 4, 10, 2, 1000)
@@ -234,7 +233,7 @@ PRESETS: dict[str, Preset] = {
         SMALL | HEADS_OF_64 | _rope((12, 10, 10)) | _experts(32, 4, 256),
         SMALL_TOWER | _deepstack(1, 2, 4),
     ),
-    # Two layers of qwen3-vl-30b-a3b, with few words: experts of their real size.
+    # Two layers of qwen3-vl-30b-a3b with a small vocabulary and experts of the real size.
     "cut-qwen3-vl-30b-a3b": _made(
         "qwen3_vl_moe",
         _text(2048, 2, 32, 4, 6144, head_dim=128) | FEW | _experts(128, 8, 768),

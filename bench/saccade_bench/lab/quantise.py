@@ -1,5 +1,5 @@
-"""`saccade make-checkpoint --quantize`: a checkpoint's matrices in FP8, by blocks, in the format of
-Qwen3-VL-*-FP8. Owns the writing of that format. Reads and writes one file at a time.
+"""`saccade make-checkpoint --quantize`: quantize a checkpoint's matrices to FP8 by blocks, in the
+format of Qwen3-VL-*-FP8. One file is read and written at a time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from saccade.runtime.weights.tensors import weight_files
 from saccade_bench.lab.checkpoint import write_tensors
 
 BLOCK = 128
-"""Rows and columns that share a scale."""
+"""Rows and columns of a block, whose values share a scale."""
 
 
 def quantise_checkpoint(source: Path, folder: Path) -> Path:
-    """Write the checkpoint in `source` to `folder`, which is empty, with the language model's
-    matrices in FP8. Raises CheckpointError, ConfigError.
+    """Write the checkpoint in `source` to `folder`, which must be empty, with the language model's
+    matrices in FP8. Raises CheckpointError and ConfigError.
     """
     model = family_model(load_spec(source))
     config = json.loads((source / "config.json").read_text())
@@ -61,8 +61,10 @@ def quantise_checkpoint(source: Path, folder: Path) -> Path:
 
 
 def quantise_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """FP8 [out, in] and the blocks' scales in float32; a block's largest value becomes FP8's. The
-    same of each matrix of a tensor of several experts.
+    """Return FP8 values [out, in] and the blocks' scales in float32.
+
+    The largest value of each block becomes the largest of FP8. A tensor of several experts is
+    quantized one matrix at a time.
     """
     if weight.dim() > 2:
         each = [quantise_blocks(matrix) for matrix in weight]

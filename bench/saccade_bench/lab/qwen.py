@@ -1,6 +1,7 @@
-"""Answers of specs beyond `FamilySpec`, for makers of pixels without recipes: nearly all specs have
-the grid of a canvas, Qwen-VL's more. Of canvases whose size does not say their grid, whoever drew
-one tells it.
+"""Helpers for specs beyond `FamilySpec`'s interface, for code that makes pixels without recipes.
+
+Most specs can derive an image's grid from the size of its canvas. For others, whoever draws a
+canvas registers its grid here.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class Sized(Protocol):
 
 @runtime_checkable
 class Gridded(Protocol):
-    """A layout that knows the grid of an image from its canvas alone."""
+    """A layout that can derive the grid of an image from the size of its canvas."""
 
     def grid(self, height: int, width: int, /) -> Grid: ...
 
 
 def qwen(spec: FamilySpec) -> QwenVLSpec:
-    """`spec`, known to be a Qwen-VL model's."""
+    """Return `spec` as a Qwen-VL spec, which it must be."""
     assert isinstance(spec, QwenVLSpec)
     return spec
 
@@ -41,7 +42,7 @@ _DRAWN: dict[bytes, Grid] = {}
 
 
 def tell_grid(canvas: np.ndarray, grid: Grid) -> np.ndarray:
-    """`canvas`, whose grid `grids` then knows."""
+    """Register the grid of `canvas` for `grids`, and return the canvas."""
     _DRAWN[_name(canvas)] = grid
     return canvas
 
@@ -56,7 +57,7 @@ def _name(canvas: Sized) -> bytes:
 
 
 def grids(spec: FamilySpec, pixels: Iterable[Sized]) -> list[Grid]:
-    """Of canvases [height, width, 3], arrays or tensors on the host."""
+    """Return the grids of canvases [height, width, 3], which are arrays or tensors on the host."""
     layout = spec.images if isinstance(spec, BaseSpec) else spec
     if not isinstance(layout, Gridded):
         return [told_grid(each) for each in pixels]

@@ -1,5 +1,5 @@
 """The parts of an InternVL checkpoint that differ from Qwen-VL's in `checkpoint.py`: special
-tokens, template, config.json, the image processor's file. Facts only.
+tokens, chat template, config.json and preprocessor_config.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SPECIAL = (
     *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<img>", "</img>", "<IMG_CONTEXT>"),
     *("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"),
 )
-"""Behind those of Qwen2.5's tokenizer that Qwen-VL has too."""
+"""InternVL's special tokens, which follow those that Qwen2.5's tokenizer shares with Qwen-VL."""
 CHAT_TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}
@@ -36,7 +36,7 @@ SIDE = 448
 
 
 def tile_config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
-    """config.json. `ids`: of special tokens."""
+    """Return config.json. `ids` are those of the special tokens."""
     vision: dict[str, Any] = {
         "model_type": "internvl_vision",
         "image_size": [SIDE, SIDE],
@@ -72,7 +72,7 @@ def tile_config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict
 
 
 def tile_processor(preset: Preset) -> dict[str, Any]:
-    """preprocessor_config.json."""
+    """Return preprocessor_config.json."""
     height, width = preset.vision.get("image_size", (SIDE, SIDE))
     return {
         "image_processor_type": "GotOcr2ImageProcessor",

@@ -1,8 +1,7 @@
 """One streamed chat completion over HTTP, with the arrival times of its parts.
 
-Owns the connection, server-sent events, and the kinds of failure. aiohttp, because the load
-generator must not be the bottleneck: with 64 streams side by side it takes 22 us of CPU per event,
-httpx 100 (measured, decision 048). Does not know the question or its purpose.
+The load generator uses aiohttp so that it is not the bottleneck: with 64 concurrent streams, it
+takes 22 us of CPU time per event, and httpx takes 100 (decision 048).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _decode = json_decoder(_Event).decode
 
 @dataclass(frozen=True, slots=True)
 class ReplyUsage:
-    """Tokens as the server counts them. None: not reported."""
+    """Token counts as reported by the server, or None if it does not report them."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -71,10 +70,10 @@ class ReplyUsage:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason for an incomplete answer.
+    """The reason for an incomplete response.
 
-    `kind` groups: "timeout", "connection", "HTTP 429", "error in stream", "broken stream", "not
-    sent".
+    `kind` is one of "timeout", "connection", "HTTP 429" (any status), "error in stream",
+    "broken stream" and "not sent".
     """
 
     kind: str
@@ -83,10 +82,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class BenchReply:
-    """The outcome of one request. Times are `time.perf_counter()` seconds; `arrivals` has one for
-    each event with text.
+    """The outcome of one request.
 
-    An answer without any text (a single invisible token) counts its finish as the first arrival.
+    Times are `time.perf_counter()` seconds. `arrivals` has one for each event with text. If a
+    response has no text (only an invisible token), its finish counts as the first arrival.
     """
 
     sent: float
@@ -100,7 +99,7 @@ class BenchReply:
 
 
 class Stream:
-    """Events of one answer, put together as their bytes arrive."""
+    """Parser of one response's server-sent events, fed with bytes as they arrive."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -113,9 +112,9 @@ class Stream:
         self.failure: Failure | None = None
 
     def feed(self, data: bytes, now: float) -> None:
-        """Bytes that arrived at `now`.
+        """Parse bytes that arrived at `now` (`time.perf_counter()` seconds).
 
-        Lines may be cut anywhere; events are single `data:` lines, as OpenAI's API sends them.
+        Lines may be split anywhere. Each event must be a single `data:` line, as in OpenAI's API.
         """
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
@@ -156,13 +155,13 @@ class Stream:
 
 
 def vision_tokens(details: _PromptDetails) -> int | None:
-    """Tokens of images and videos together; None where the server tells neither."""
+    """Return the tokens of images and videos together, or None if the server reports neither."""
     told = (details.image_tokens, details.video_tokens)
     return None if told == (None, None) else sum(count or 0 for count in told)
 
 
 class BenchClient:
-    """A server, asked side by side over as many connections as needed. Use as `async with`."""
+    """Client of one server, with any number of concurrent requests. Use as `async with`."""
 
     def __init__(self, target: TargetOptions) -> None:
         self.root = root(target.url)
@@ -185,7 +184,7 @@ class BenchClient:
         await self._session.close()
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """The server's count of a text's tokens. None where it does not tell."""
+        """Return the number of tokens of a text, or None if the server has no /tokenize."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         try:
             async with self._session.post(f"{self.root}/tokenize", json=body) as reply:
@@ -195,7 +194,7 @@ class BenchClient:
         return count if isinstance(count, int) else None
 
     async def model(self) -> str:
-        """The server's first model. Raises ConfigError if the server is away."""
+        """Return the first model that the server lists. Raises ConfigError if it is unreachable."""
         try:
             async with self._session.get(f"{self.root}/v1/models") as reply:
                 return named_first(self.root, reply.status, await reply.text(errors="replace"))
@@ -203,7 +202,7 @@ class BenchClient:
             raise unreachable(self.root, error) from None
 
     async def text(self, path: str) -> str | None:
-        """The body of a plain GET, None for a missing page."""
+        """Return the body of a GET request, or None if it failed."""
         try:
             async with self._session.get(f"{self.root}{path}") as reply:
                 return await reply.text() if reply.ok else None
@@ -211,7 +210,7 @@ class BenchClient:
             return None
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A chat completion that is not streamed, None if it failed."""
+        """Request a chat completion without streaming. Return None if it failed."""
         try:
             async with self._session.post(f"{self.root}/v1/chat/completions", json=body) as reply:
                 found = await reply.json(content_type=None) if reply.ok else None
@@ -220,7 +219,7 @@ class BenchClient:
             return None
 
     async def stream(self, body: bytes) -> BenchReply:
-        """A streamed chat completion. Failures are part of the reply, never raised."""
+        """Stream a chat completion. Failures are part of the reply and never raised."""
         stream, sent, now = Stream(), time.perf_counter(), time.perf_counter
         failure: Failure | None = None
         try:
@@ -230,7 +229,7 @@ class BenchClient:
                 except aiohttp.ServerDisconnectedError:
                     if stream.arrivals:
                         raise
-                    # Some servers (llama.cpp's) end a kept connection without having said so.
+                    # Some servers (such as llama.cpp's) close keep-alive connections unannounced.
                     failure = await self._exchange(body, stream)
         except TimeoutError:
             failure = Failure("timeout", f"no whole answer within {self._timeout:g} s")
@@ -257,7 +256,7 @@ class BenchClient:
         )
 
     async def _exchange(self, body: bytes, stream: Stream) -> Failure | None:
-        """Raises whatever aiohttp does."""
+        """Send the request and parse its stream. Does not catch aiohttp's exceptions."""
         url = f"{self.root}/v1/chat/completions"
         async with self._session.post(url, data=body) as reply:
             if not reply.ok:
@@ -269,7 +268,7 @@ class BenchClient:
 
 
 def headers(target: TargetOptions) -> dict[str, str]:
-    """Headers of --header and --api-key. Raises ConfigError."""
+    """Return the headers of --header and --api-key. Raises ConfigError if one has no `=`."""
     found = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     for line in target.header:
         name, equals, value = line.partition("=")

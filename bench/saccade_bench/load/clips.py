@@ -1,7 +1,5 @@
-"""Clips for measuring: frames of shapes that move and of a number that counts, as JPEGs or in a
-file.
-
-Owns how a clip becomes a part of a message. Knows nothing of data sets or of servers.
+"""Video clips for benchmarks: frames with moving shapes and a frame number, sent as JPEGs or in an
+mp4 file.
 """
 
 from __future__ import annotations
@@ -22,15 +20,17 @@ from saccade_bench.load.images import DrawnImage, draw
 from saccade_bench.options import VideoForm
 
 FPS = 2
-"""Frames a second of every clip: a second is a pair."""
+"""Frames per second of every clip. The two frames of a second form one temporal patch pair."""
 CODEC = "mpeg4"
-"""The past alone decides how it codes a frame, so the start of a longer clip has equal pixels."""
+"""MPEG-4 codes each frame from earlier ones only, so extending a clip keeps its earlier pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnClip:
-    """Frames of one size, `FPS` a second. `form` file: in an mp4, of which `fps` frames a second
-    are wanted.
+    """Frames of equal size at `FPS` frames per second.
+
+    If `form` is "file", they are sent as an mp4, and the request asks to sample `fps` frames per
+    second.
     """
 
     frames: tuple[DrawnImage, ...]
@@ -38,7 +38,7 @@ class DrawnClip:
     fps: float = FPS
 
     def pieces(self) -> tuple[object, ...]:
-        """All that a server can have seen before: pairs of frames, or images."""
+        """Return everything that a server may have cached: pairs of frames, or single images."""
         if self.form == "images":
             return self.frames
         return tuple(self.frames[at : at + 2] for at in range(0, len(self.frames), 2))
@@ -47,7 +47,10 @@ class DrawnClip:
 def clip_parts(
     clip: DrawnClip, url: Callable[[DrawnImage | DrawnClip], str]
 ) -> list[dict[str, Any]]:
-    """The clip in a message. Its frames' size is frozen, or a longer clip's might be another."""
+    """Return the clip as content parts of a message.
+
+    `max_pixels` fixes the frame size, because servers would shrink the frames of longer clips.
+    """
     pixels = clip.frames[0].width * clip.frames[0].height
     if clip.form == "file":
         wishes = {"fps": clip.fps, "max_pixels": pixels}
@@ -63,7 +66,10 @@ def clip_url(clip: DrawnClip) -> str:
 
 
 def encode_clip(clip: DrawnClip) -> bytes:
-    """The clip as an mp4; an odd row or column is cut off. Raises ConfigError without PyAV."""
+    """Encode the clip as an mp4, without the last row or column if their number is odd.
+
+    Raises ConfigError without PyAV.
+    """
     if importlib.util.find_spec("av") is None:
         raise ConfigError(f"clips as files need PyAV: {how_to_install('.[video]')}")
     import av

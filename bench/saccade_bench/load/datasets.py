@@ -1,7 +1,7 @@
 """The data sets: seeded workloads, as sessions of turns.
 
-Owns which pictures and words come when. The same options and seed give the same sessions for the
-same `Calibration` (how long a text is in the server's tokens). Knows nothing of HTTP or of time.
+The same options and seed produce the same sessions, if the server tokenizes text to the same length
+(see `Calibration`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ from saccade_bench.options import (
 )
 
 IMAGE_ANSWER_TOKENS = 8
-"""Tokens of an answer about an image where the text beside the images is what is measured."""
+"""Answer length of image requests in `text-beside-images`, which measures the text streams."""
 QUIET_IMAGES = 3
-"""Intervals between images that pass before the first one of `text-beside-images`."""
+"""Intervals of `image_every` seconds before the first image of `text-beside-images`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The server's count of text: a message of c characters is about `overhead + per_char * c`
-    tokens.
-    """
+    """Token count of text on the server: `overhead + per_char * c` tokens for c characters."""
 
     overhead: float = 10.0
     per_char: float = 0.25
@@ -51,7 +49,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides a workload."""
+    """Everything that determines a workload."""
 
     data: DatasetOptions
     load: LoadOptions
@@ -59,11 +57,11 @@ class Recipe:
     text: TextOptions
     random_mm: RandomMM
     calibration: Calibration
-    symmetric: bool = False  # lengths vary in both directions
+    symmetric: bool = False  # if True, lengths vary in both directions, as in vLLM's client
 
 
 class Maker:
-    """Draws questions and pictures one after another; no two are alike."""
+    """Generator of the random questions and images of one workload. No two are equal."""
 
     def __init__(self, recipe: Recipe, stream: int = 0) -> None:
         self.recipe = recipe
@@ -79,7 +77,7 @@ class Maker:
         return DrawnImage(options.image_content, width, height, self.seed(), options.image_format)
 
     def screenshots(self) -> Callable[[int], DrawnImage]:
-        """The step-th screenshot of a new desktop, steps from 1."""
+        """Return a function from step (from 1) to the screenshot of a new desktop at that step."""
         (width, height), seed, kind = (
             self._sizes.draw(self.dice),
             self.seed(),
@@ -88,7 +86,7 @@ class Maker:
         return lambda step: DrawnImage("document", width, height, seed, kind, step)
 
     def footage(self) -> Callable[[int], DrawnImage]:
-        """The frame of a number of a new clip, numbers from 0."""
+        """Return a function from frame index (from 0) to the frame of a new clip."""
         (width, height), seed = self._sizes.draw(self.dice), self.seed()
         kind = self.recipe.images.image_format
         return lambda number: DrawnImage("moving", width, height, seed, kind, number)
@@ -98,7 +96,7 @@ class Maker:
         return draw_reading(self.seed(), ("number", "word")[number % 2], (width, height))
 
     def question(self) -> str:
-        """Random words, as many tokens as asked for by the server's count."""
+        """Return random words of the requested length, in the server's tokens."""
         return self._words(self.dice, self._length(self.recipe.text.random_input_len))
 
     def _words(self, dice: Dice, tokens: int) -> str:
@@ -142,12 +140,12 @@ class Maker:
 
 
 def build(recipe: Recipe) -> tuple[Session, ...]:
-    """The workload. Raises ConfigError where options do not fit, or a file cannot be read."""
+    """Generate the workload. Raises ConfigError for invalid options or an unreadable file."""
     return tuple(DATASETS[recipe.data.dataset_name](Maker(recipe), recipe.load.num_prompts))
 
 
 def warmup(recipe: Recipe) -> tuple[Session, ...]:
-    """Requests like the first ones of the workload, with other images and words if drawn."""
+    """Generate requests like the first ones, with other images and text unless read from a file."""
     if not recipe.load.warmup_requests:
         return ()
     sessions = DATASETS[recipe.data.dataset_name](
@@ -157,7 +155,7 @@ def warmup(recipe: Recipe) -> tuple[Session, ...]:
 
 
 def _brief(session: Session) -> Turn:
-    """The first turn; a long answer that only runs beside others is cut short."""
+    """Return the first turn, with a short answer if it is long only to run next to others."""
     turn = session.turns[0]
     if session.due is None:
         return turn
@@ -190,7 +188,7 @@ def _random_mm(maker: Maker, count: int) -> Iterator[Session]:
 
 
 def parse_limit(text: str) -> int:
-    """Images that a request may have. Raises ConfigError."""
+    """Parse the maximum number of images per request. Raises ConfigError."""
     try:
         limit = json.loads(text)
     except ValueError:
@@ -205,7 +203,10 @@ def parse_limit(text: str) -> int:
 
 
 def parse_buckets(text: str) -> list[tuple[tuple[int, int], float]]:
-    """(width, height) and the share of pictures up to and with this bucket. Raises ConfigError."""
+    """Return each bucket's (width, height) and the cumulative fraction of images up to it.
+
+    Raises ConfigError.
+    """
     wanted = (
         "--random-mm-bucket-config: expected {(height, width, 1): share, ...} with shares above 0"
     )
@@ -244,8 +245,8 @@ def _multiturn_image(maker: Maker, count: int) -> Iterator[Session]:
 
 
 def _repeat(maker: Maker, count: int) -> Iterator[Session]:
-    """Requests are dealt to tenants in turn; within a tenant exactly `repeat_ratio` of the pictures
-    (rounded) came before.
+    """Assign requests to tenants in round-robin order. Of each tenant's images, exactly
+    `repeat_ratio` (rounded) are repeats.
     """
     data, per_request = maker.recipe.data, maker.recipe.images.image_count
     tenants = min(data.tenants, count)
@@ -278,8 +279,10 @@ def _with_pauses(maker: Maker, turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterator[DrawnImage]:
-    """`count` images of which round(ratio * count) came before (at most all but the first),
-    Zipf-popular by age.
+    """Yield `count` images, of which round(ratio * count) are repeats of earlier ones (but at most
+    count - 1).
+
+    The r-th distinct image is repeated with a weight of r ** -exponent (Zipf).
     """
     repeats = min(round(ratio * count), max(0, count - 1))
     places = list(range(1, count))
@@ -346,9 +349,9 @@ def _ocr(maker: Maker, count: int) -> Iterator[Session]:
 
 
 def _text_beside_images(maker: Maker, count: int) -> Iterator[Session]:
-    """Long answers to text, all begun at once; `count` images, one after another, beside them.
+    """Start all text streams at once, then send `count` images, one per interval.
 
-    The first image waits for `QUIET_IMAGES` intervals, so that the streams also run alone.
+    The first image waits for `QUIET_IMAGES` intervals, so that the streams also run without images.
     """
     data = maker.recipe.data
     for _ in range(data.text_streams):
@@ -371,9 +374,9 @@ def _mmmu(maker: Maker, count: int) -> Iterator[Session]:
 
 
 def _custom(maker: Maker, count: int) -> Iterator[Session]:
-    """Each line: {"messages": [...], "max_tokens"?, "expected"?}.
+    """Read JSON lines of the form {"messages": [...], "max_tokens"?, "expected"?}.
 
-    Every user message is a turn; assistant messages between are left out.
+    Every user message is a turn. Assistant messages are ignored.
     """
     if maker.recipe.data.dataset_path is None:
         raise ConfigError("--dataset-name custom needs --dataset-path FILE.jsonl")
@@ -413,7 +416,7 @@ def _custom_session(line: Json, path: Path, maker: Maker) -> Session:
 
 
 def _custom_parts(content: str | list[Json], folder: Path) -> tuple[TurnPart, ...]:
-    """Text and pictures of a message; a picture is a data URL or a file beside the data set."""
+    """Return a message's text and images, which are data URLs or paths relative to the data set."""
     if isinstance(content, str):
         return (content,)
     parts: list[TurnPart] = []
@@ -435,7 +438,7 @@ def _custom_parts(content: str | list[Json], folder: Path) -> tuple[TurnPart, ..
 
 
 FROM_FILES: frozenset[DatasetName] = frozenset(("mmmu", "custom"))
-"""Data sets whose pictures no seed decides."""
+"""Data sets whose images are read from files, and do not depend on the seed."""
 
 DATASETS: dict[DatasetName, Callable[[Maker, int], Iterator[Session]]] = {
     "image": _image,

@@ -1,9 +1,8 @@
-"""Images for measuring: drawn from a seed, the same on every machine.
+"""Images for benchmarks, generated from a seed.
 
-Owns an image's content (noise, photographs, documents, screens, flat colour), its size and its
-encoding. Randomness comes from PCG64's raw stream, the only part of numpy's with a promise of
-stability, and pixels from integer arithmetic; drawn text and encoded files depend on the version of
-Pillow. Knows nothing of requests, servers or data sets.
+They have equal pixels on every machine: random numbers come from PCG64's raw stream, the only part
+of numpy's generators that is guaranteed to be stable, and pixels from integer arithmetic. Rendered
+text and encoded files depend on the version of Pillow.
 """
 
 from __future__ import annotations
@@ -36,23 +35,22 @@ NAMED_SIZES = {
     "4k": (3840, 2160),
 }
 
-# of scikit-image, in its wheel: file -> the start of its SHA-256, so that a changed file is noticed
+# From scikit-image's wheel: file name -> first digits of its SHA-256, to detect changed files.
 PHOTOGRAPHS = {
     "astronaut.png": "88431cd9653ccd53",
     "chelsea.png": "596aa1e7cb875eb7",
     "coffee.png": "cc02f8ca188b167c",
     "motorcycle_left.png": "db18e9c415761740",
 }
-CELL = (
-    480  # px; a photograph fills about so much of a collage, so that it is never blown up to blur
-)
+CELL = 480  # px; about the size at which a photograph is used in a collage, to avoid upscaling
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnImage:
-    """A picture to draw: equal values give equal pixels.
+    """Parameters of an image. Equal parameters generate equal pixels.
 
-    `step` > 0 makes it the step-th screenshot of one desktop, or the step-th frame of what moves.
+    If `step` > 0, it is the step-th screenshot of a desktop, or the step-th frame of a moving
+    scene.
     """
 
     content: ImageContent
@@ -65,8 +63,8 @@ class DrawnImage:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Picture sizes: width in [low[0], high[0]], height in [low[1], high[1]] pixels, each
-    uniform.
+    """Range of image sizes in pixels: the width in [low[0], high[0]] and the height in
+    [low[1], high[1]] are drawn uniformly.
     """
 
     low: tuple[int, int]
@@ -77,17 +75,17 @@ class Sizes:
 
 
 class Dice:
-    """Random integers that are the same on every machine and for every version of numpy."""
+    """Random numbers that are the same on every machine and with every version of numpy."""
 
     def __init__(self, *seed: int) -> None:
         self._raw = np.random.PCG64(np.random.SeedSequence(seed))
 
     def between(self, low: int, high: int) -> int:
-        """An integer in [low, high]."""
+        """Return an integer in [low, high]."""
         return low + int(self._raw.random_raw()) % (high - low + 1)
 
     def share(self) -> float:
-        """A number in [0, 1)."""
+        """Return a float in [0, 1)."""
         return (int(self._raw.random_raw()) >> 11) / (1 << 53)
 
     def bytes(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -96,9 +94,9 @@ class Dice:
 
 
 def parse_resolution(text: str, option: str = "--image-resolution") -> Sizes:
-    """`1120x700` (width x height), a name such as `1080p`, or `random:AxB-CxD`.
+    """Parse `1120x700` (width x height), a name such as `1080p`, or `random:AxB-CxD`.
 
-    Raises ConfigError that names the option.
+    Raises ConfigError with the option's name.
     """
     if size := _exact(text):
         return Sizes(size, size)
@@ -113,7 +111,7 @@ def parse_resolution(text: str, option: str = "--image-resolution") -> Sizes:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """(width, height) of one of --resolutions, which allow no range.
+    """Return the (width, height) of one of --resolutions, which may not be a range.
 
     Raises ConfigError.
     """
@@ -125,23 +123,23 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def _exact(text: str) -> tuple[int, int] | None:
-    """(width, height) of a name, or of WIDTHxHEIGHT with at least one pixel."""
+    """Return the size of a name or of WIDTHxHEIGHT, or None if it is neither or empty."""
     match = re.fullmatch(r"(\d+)x(\d+)", text)
     size = (int(match[1]), int(match[2])) if match else NAMED_SIZES.get(text)
     return size if size and all(size) else None
 
 
 def encode(drawn: DrawnImage) -> bytes:
-    """The picture as a file.
+    """Return the image as an encoded file.
 
-    Raises ConfigError where `photo` needs a package that is not installed.
+    Raises ConfigError if `photo` needs a package that is not installed.
     """
     how = {"compress_level": 6} if drawn.format == "png" else {"quality": JPEG_QUALITY}
     return save(draw(drawn), drawn.format.upper(), **how)
 
 
 def draw(drawn: DrawnImage) -> Image.Image:
-    """The picture as RGB pixels."""
+    """Return the image as RGB pixels."""
     dice = Dice(drawn.seed, drawn.width, drawn.height)
     size = drawn.width, drawn.height
     if drawn.content == "moving":
@@ -161,7 +159,7 @@ def draw(drawn: DrawnImage) -> Image.Image:
 
 
 def _draw_moving(dice: Dice, size: tuple[int, int], step: int) -> Image.Image:
-    """Discs that go round at their own pace, and the number of the frame."""
+    """Draw discs that move at different speeds, and the frame number."""
     ground, *colours = (tuple(map(int, dice.bytes(3))) for _ in range(5))
     image = Image.new("RGB", size, ground)
     canvas, radius = ImageDraw.Draw(image), max(2, min(size) // 8)
@@ -181,9 +179,9 @@ def _draw_moving(dice: Dice, size: tuple[int, int], step: int) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def photographs() -> tuple[Image.Image, ...]:
-    """The real pictures that `photo` is made of.
+    """Return the photographs from which `photo` images are composed.
 
-    Raises ConfigError if scikit-image is missing or ships other files.
+    Raises ConfigError if scikit-image is missing or ships different files.
     """
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
@@ -208,7 +206,7 @@ def photographs() -> tuple[Image.Image, ...]:
 
 
 def _draw_photo(dice: Dice, size: tuple[int, int]) -> Image.Image:
-    """A collage of crops of real photographs, mirrored, re-lit, and with a sensor's grain."""
+    """Draw a collage of cropped, mirrored and re-lit photographs with sensor noise."""
     columns, rows = (max(1, round(side / CELL)) for side in size)
     image = Image.new("RGB", size)
     for row in range(rows):
@@ -217,7 +215,7 @@ def _draw_photo(dice: Dice, size: tuple[int, int]) -> Image.Image:
             top, bottom = (size[1] * edge // rows for edge in (row, row + 1))
             image.paste(_crop(dice, (right - left, bottom - top)), (left, top))
     pixels = np.asarray(image, dtype=np.int16)
-    # The sum of two dice faces, about normal with a standard deviation of 2.3 levels.
+    # The difference of two random 3-bit values: roughly normal, with a deviation of 1.6 levels.
     faces = dice.bytes(pixels.size).reshape(pixels.shape)
     grain = (faces & 7).astype(np.int16) - (faces >> 5)
     return Image.fromarray(np.clip(pixels + grain // 2, 0, 255).astype(np.uint8))
@@ -244,8 +242,8 @@ def _crop(dice: Dice, size: tuple[int, int]) -> Image.Image:
 
 @lru_cache(maxsize=64)
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own font in the basic layout, as the other layout depends on a library of the
-    machine.
+    """Return Pillow's built-in font with the basic layout engine, because the other one depends on
+    a system library.
     """
     found = ImageFont.load_default(size)
     assert isinstance(found, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
@@ -253,7 +251,7 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _lines(dice: Dice, face: ImageFont.FreeTypeFont, width: int) -> Iterator[str]:
-    """Lines of words and numbers that fit into `width` pixels, without end."""
+    """Yield an endless sequence of lines of words and numbers, each at most `width` pixels wide."""
     line = ""
     while True:
         word = (
@@ -270,7 +268,7 @@ def _lines(dice: Dice, face: ImageFont.FreeTypeFont, width: int) -> Iterator[str
 
 
 def _draw_document(dice: Dice, size: tuple[int, int]) -> Image.Image:
-    """A page: a heading, paragraphs, and a table of numbers, down to the lower edge."""
+    """Draw a page with a heading, paragraphs and tables of numbers."""
     image = Image.new("RGB", size, (252, 252, 250))
     canvas = ImageDraw.Draw(image)
     unit = max(10, min(size) // 45)
@@ -294,7 +292,7 @@ def _draw_document(dice: Dice, size: tuple[int, int]) -> Image.Image:
 def _draw_table(
     canvas: ImageDraw.ImageDraw, dice: Dice, place: tuple[int, int, int], unit: int
 ) -> int:
-    """A table of numbers from (left, top) over `width` pixels; returns its lower edge."""
+    """Draw a table of numbers at `place` (left, top, width). Return its lower edge."""
     left, top, width = place
     columns, rows = dice.between(3, 6), dice.between(3, 6)
     for row in range(rows):
@@ -314,8 +312,8 @@ def _draw_table(
 
 
 def _draw_screen(dice: Dice, size: tuple[int, int], step: int) -> Image.Image:
-    """Screenshot number `step` of a desktop: the same window and list, with `step` rows worked off
-    and the pointer moved.
+    """Draw screenshot number `step` of a desktop: a window with a list of which `step` rows are
+    checked, and the pointer.
     """
     image = Image.new("RGB", size, (58, 74, 104))
     canvas = ImageDraw.Draw(image)

@@ -1,8 +1,8 @@
-"""Runs on disk: JSON lines, appended; what `bench serve` and `bench ab` write and `bench report`
-reads.
+"""Benchmark results on disk, as JSON lines.
 
-Kinds of line: "run" (label, options, when), "request" (one each) and "summary", which share an id
-`run`; and "eval" (label, result). A file may hold many of each. NaN (no value) is written as null.
+`bench serve` and `bench ab` append them, `bench report` reads them. Lines of kind "run" (label,
+options, time), "request" (one each) and "summary" have the id of their run in `run`. Lines of kind
+"eval" have a label and a result. A file may hold any number of runs. NaN is written as null.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One run from a file. `started` is in seconds since 1970."""
+    """One run read from a file. `started` is a Unix timestamp in seconds."""
 
     id: str
     label: str
@@ -41,7 +41,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SavedEval:
-    """An accuracy run of the same file."""
+    """An accuracy evaluation read from a file."""
 
     label: str
     result: Json
@@ -56,7 +56,7 @@ def write_run(
     calibration: Calibration,
     save_text: bool,
 ) -> str:
-    """Append a run; returns its id."""
+    """Append a run and return its id."""
     run_id = uuid.uuid4().hex[:12]
     started = time.time() - (time.perf_counter() - run.start)
     head: Json = {
@@ -80,13 +80,13 @@ def write_run(
 
 
 def write_eval(path: Path, label: str, result: EvalResult) -> None:
-    """Append an accuracy run."""
+    """Append an accuracy evaluation."""
     with path.open("a") as file:
         file.write(json.dumps({"kind": "eval", "label": label, "result": asdict(result)}) + "\n")
 
 
 def read_runs(path: Path) -> list[Saved]:
-    """Complete runs of a file (those with a summary). Raises ConfigError for none."""
+    """Return a file's complete runs (those with a summary). Raises ConfigError if it has none."""
     heads: dict[str, Json] = {}
     requests: dict[str, list[Json]] = {}
     runs: list[Saved] = []
@@ -109,7 +109,7 @@ def read_runs(path: Path) -> list[Saved]:
 
 
 def read_evals(path: Path) -> list[SavedEval]:
-    """Accuracy runs of a file."""
+    """Return the accuracy evaluations of a file."""
     return [
         SavedEval(data["label"], data["result"]) for data in _lines(path) if data["kind"] == "eval"
     ]
@@ -130,7 +130,7 @@ def _lines(path: Path) -> Iterator[Json]:
 
 
 def _request(record: Record, run: LoadRun, calibration: Calibration, save_text: bool) -> Json:
-    """One request; times in ms, `sent` since the start of the run."""
+    """Return one request as JSON. Times are in ms, and `sent` counts from the start of the run."""
     reply, turn = record.reply, record.turn
     line: Json = {
         "kind": "request",
@@ -172,7 +172,7 @@ def _ms(seconds: float) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """JSON that every reader takes: infinities and NaN become text and null."""
+    """Convert to standard JSON: infinities become strings, and NaN becomes null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,7 @@
-"""The load generator: sends chats at their times, so many side by side, and records the outcomes.
+"""The load generator: sends chats at their scheduled times and records the outcomes.
 
-Owns arrivals, concurrency and its own lateness: the delay of a request after its due moment, and of
-callbacks in the event loop. Messages are ready as JSON before the clock starts; sending only joins
-bytes. Knows no data set and no report.
+It also measures its own delays: how late each request is sent, and how late the event loop runs
+callbacks. Messages are serialized before the clock starts, so that sending only joins bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ from saccade_bench.load.client import BenchClient, BenchReply, Failure
 from saccade_bench.load.workload import PreparedChat, PreparedTurn, Template, answer_message
 from saccade_bench.options import LoadOptions
 
-TICK = 0.005  # seconds between two looks at the event loop's delay
+TICK = 0.005  # seconds between two measurements of the event loop's delay
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request: its place, its due time (seconds, as `BenchReply.sent`), its size, and the
-    reply.
+    """One request and its reply.
 
-    `prior` counts the answer tokens of its chat so far.
+    `session` and `round` are indices of the chat and of the turn in it. `due` is when the request
+    should have been sent, on the clock of `BenchReply.sent`. `prior` is the number of output tokens
+    of the chat's earlier turns.
     """
 
     session: int
@@ -42,8 +42,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """All records in order of sending; the clock's start and end; delays of the event loop in
-    seconds.
+    """All records in order of completion, the start and end of the run on the clock of
+    `BenchReply.sent`, and the measured delays of the event loop in seconds.
     """
 
     records: tuple[Record, ...]
@@ -56,10 +56,10 @@ Told = Callable[[Record], None]
 
 
 def arrival_times(load: LoadOptions, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds after the start at which each session is due. The first is due at once.
+    """Return when each session is due, in seconds after the start. The first is due at once.
 
-    The times between are gamma-distributed with shape `burstiness` and mean 1 / rate: shape 1 is
-    the Poisson process.
+    Intervals are gamma-distributed with shape `burstiness` and mean 1 / rate. Shape 1 is a Poisson
+    process.
     """
     if load.request_rate == float("inf"):
         return np.zeros(count)
@@ -76,9 +76,9 @@ async def drive(
     load: LoadOptions,
     told: Told | None = None,
 ) -> LoadRun:
-    """Send everything.
+    """Send all chats, and call `told` with the record of each finished request.
 
-    A chat whose turn fails goes no further; its remaining turns are recorded as "not sent".
+    If a turn fails, the remaining turns of its chat are recorded as "not sent".
     """
     times = arrival_times(load, len(chats))
     dues = [at if chat.due is None else chat.due for at, chat in zip(times, chats, strict=True)]
@@ -92,8 +92,8 @@ async def drive(
             told(record)
 
     async def hold(number: int, due: float) -> None:
-        # A chat that must wait for a permit is due when it gets one: waiting is what a concurrency
-        # limit means, not lateness.
+        # A chat that waits for a permit is due once it has one: this wait is the purpose of a
+        # concurrency limit, and not a delay of the generator.
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         queued = permits.locked() if isinstance(permits, asyncio.Semaphore) else False
         async with permits:

@@ -1,9 +1,9 @@
-"""From records to figures.
+"""Metrics of a run.
 
-Owns the definitions. Times are in milliseconds, rates per second. For a request: E2E, from sending
-to the end of the answer; TTFT, to the first text; TPOT, from first to last text / (answer tokens -
-1); ITL, between two events with text. Percentiles are numpy's (linear). Tokens are the server's own
-counts. Failed requests count as failures only. Knows no HTTP and prints nothing.
+Times are in milliseconds and rates per second. E2E is the time from sending a request to the end of
+its answer, TTFT to the first text, and ITL between two events with text. TPOT is the time from the
+first to the last text, divided by (output tokens - 1). Percentiles are numpy's (linear). Token
+counts are the server's. Failed requests only count as failures.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from saccade_bench.load.load import LoadRun, Record
 PERCENTILES = (50, 90, 95, 99)
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 LATENCIES = (*GOODPUT_METRICS, "itl")
-"""As other clients call them."""
+"""Names as in other benchmark clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution of n values, in ms. NaN for no values."""
+    """Statistics of n values in ms. They are NaN if n is 0."""
 
     n: int
     mean: float
@@ -53,7 +53,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The four distributions that everyone compares."""
+    """The four latency distributions that serving benchmarks report."""
 
     e2e: Distribution
     ttft: Distribution
@@ -72,12 +72,12 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class TokenTotals:
-    """Totals over the answered requests. `vision_known`: the server itself counts vision tokens;
-    otherwise they are the prompt less the measured length of text. `cached` is None if the server
-    does not report it.
+    """Totals over the successful requests.
 
-    `cached_unsent`: the cached share of prompts whose images are all new in this run. None if the
-    server does not report it, or without such prompts.
+    `vision_known` is True if the server reports vision tokens. Otherwise they are estimated as the
+    prompt tokens minus the measured length of its text. `cached` is None if the server does not
+    report it. `cached_unsent` is the cached fraction of those prompts whose images are all new in
+    this run. It is None if the server does not report it, or if there are no such prompts.
     """
 
     prompt: int
@@ -91,8 +91,9 @@ class TokenTotals:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Per second of the whole run; `peak_output` in the best second, `peak_requests` most in
-    flight, `concurrency` on average.
+    """Rates per second over the entire run, but `peak_output` is that of the best second.
+
+    `peak_requests` and `concurrency` are the maximum and the mean number of requests in flight.
     """
 
     requests: float
@@ -108,8 +109,10 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of chats: how many answered, pictures and prompt tokens (mean), share of the prompt
-    that was cached, latencies.
+    """All requests of one round (turn index) of the chats.
+
+    `n` requests succeeded. `images` and `prompt` (tokens) are means, and `cached` is the cached
+    fraction of the prompt tokens.
     """
 
     number: int
@@ -123,8 +126,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """The generator's own lateness: ms from a request's due time to its departure, and the delay of
-    the event loop.
+    """Delays of the load generator itself in ms: of sending a request after it was due, and of
+    callbacks in the event loop.
     """
 
     send: Distribution
@@ -133,8 +136,8 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """ITL of answers to text in a run with images: the gaps without an image request in flight, and
-    the gaps with one.
+    """ITL of text answers in a run that also sends images: of gaps without an image request in
+    flight (`alone`), and of gaps with one (`images`).
     """
 
     alone: Distribution
@@ -143,7 +146,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Accuracy over answers with a known right text."""
+    """Accuracy of the answers whose expected text is known."""
 
     n: int
     score: float
@@ -152,8 +155,11 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures. `failures` counts by kind, `examples` has the first message of each kind.
-    `outcomes` counts a Saccade server's outcomes by level, None without a trace.
+    """All metrics of a run.
+
+    `failures` counts failures by kind, and `examples` has the first message of each kind.
+    `outcomes` counts images by the cache tier in which a Saccade server found them. It is None
+    without traces.
     """
 
     # requests
@@ -162,7 +168,7 @@ class Summary:
     failures: Mapping[str, int]
     examples: Mapping[str, str]
     duration: float
-    # what they had
+    # their contents
     images: int
     images_seen: int
     tokens: TokenTotals
@@ -175,7 +181,7 @@ class Summary:
     accuracy: Accuracy | None
     outcomes: Mapping[str, int] | None
     beside: Beside | None
-    retokenized: int | None = None  # tokens of the answers' texts; None: not told
+    retokenized: int | None = None  # tokens of the answers' texts; None: no /tokenize
 
 
 def e2e(record: Record) -> float:
@@ -187,14 +193,15 @@ def ttft(record: Record) -> float:
 
 
 def output_tokens(record: Record) -> int:
-    """The server's count; without it, the number of events with text."""
+    """Return the server's count, or the number of events with text if it does not report one."""
     reply = record.reply
     return reply.usage.completion if reply.usage.completion is not None else len(reply.arrivals)
 
 
 def tpot(record: Record) -> float | None:
-    """Time per output token; None for an answer of one token, or of one event (tokens without text
-    send none).
+    """Return the time per output token in ms.
+
+    Return None for an answer of one token or one event (tokens without text send no event).
     """
     tokens, arrivals = output_tokens(record), record.reply.arrivals
     return (
@@ -210,7 +217,7 @@ def itls(record: Record) -> list[float]:
 
 
 def text_beside_images(records: Sequence[Record]) -> Beside | None:
-    """None where a run has only requests with images, or none with any."""
+    """Return None unless the run has requests both with and without images."""
     texts = [r for r in records if not r.turn.images]
     busy = sorted((r.reply.sent, r.reply.arrivals[0]) for r in records if r.turn.images)
     if not texts or not busy:
@@ -225,7 +232,7 @@ def text_beside_images(records: Sequence[Record]) -> Beside | None:
 
 
 def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
-    """ "ttft:500" -> {"ttft": 500.0}. Raises ConfigError."""
+    """Parse bounds such as "ttft:500" into {"ttft": 500.0} (ms). Raises ConfigError."""
     bounds = {}
     for text in texts:
         name, _, value = text.partition(":")
@@ -242,7 +249,7 @@ def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
 
 
 def parse_metrics(text: str) -> frozenset[str]:
-    """Names of latencies, divided by commas. Raises ConfigError."""
+    """Parse a comma-separated list of latency metrics. Raises ConfigError."""
     names = frozenset(name.strip() for name in text.split(","))
     if unknown := sorted(names - set(LATENCIES)):
         raise ConfigError(
@@ -302,15 +309,17 @@ def _tokens(records: Sequence[Record], calibration: Calibration) -> TokenTotals:
 
 
 def cached_share(records: Sequence[Record]) -> float:
-    """The cached share of all prompt tokens."""
+    """Return the cached fraction of all prompt tokens."""
     return sum(r.reply.usage.cached or 0 for r in records) / max(
         1, sum(r.reply.usage.prompt or 0 for r in records)
     )
 
 
 def vision_tokens(record: Record, calibration: Calibration) -> int:
-    """As the server says, else the prompt without its text: the measured length of the questions,
-    and the earlier answers.
+    """Return the vision tokens that the server reports for a request.
+
+    If it reports none, estimate them as the prompt tokens minus the measured length of the
+    questions and minus the chat's earlier answers.
     """
     usage = record.reply.usage
     if usage.image is not None:
@@ -339,9 +348,9 @@ def _throughput(
 
 
 def peak_output(records: Sequence[Record]) -> float:
-    """Most answer tokens in any one second: a window that begins at an event.
+    """Return the maximum number of output tokens in any window of one second.
 
-    An answer's tokens are shared evenly over its events.
+    An answer's tokens are spread evenly over its events.
     """
     events = sorted(
         (at, output_tokens(r) / len(r.reply.arrivals)) for r in records for at in r.reply.arrivals
@@ -358,7 +367,7 @@ def peak_output(records: Sequence[Record]) -> float:
 
 
 def peak_requests(records: Sequence[Record]) -> int:
-    """Most requests in flight at a time."""
+    """Return the maximum number of requests in flight at a time."""
     edges = sorted([(r.reply.sent, 1) for r in records] + [(r.reply.done, -1) for r in records])
     best = now = 0
     for _, step in edges:
@@ -368,7 +377,7 @@ def peak_requests(records: Sequence[Record]) -> int:
 
 
 def _rounds(records: Sequence[Record]) -> tuple[Round, ...]:
-    """None where no chat has a second round."""
+    """Return no rounds if no chat has a second one."""
     numbers = sorted({r.round for r in records})
     if len(numbers) < 2:
         return ()
@@ -401,8 +410,8 @@ def _accuracy(records: Sequence[Record]) -> Accuracy | None:
 
 
 def image_outcomes(traces: Iterable[dict[str, Any] | None]) -> dict[str, int] | None:
-    """Number of images found at each level, by the `saccade` field of the answers; None if no
-    answer has the field.
+    """Count images by the `found` value of the answers' `saccade` field. Return None if no answer
+    has the field.
     """
     found = [trace for trace in traces if trace]
     if not found:

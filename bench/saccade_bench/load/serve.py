@@ -1,7 +1,7 @@
 """`saccade bench serve`: measure an OpenAI-compatible server under a workload.
 
-Owns the order of a run: find the model, measure how the server counts text, draw the workload, warm
-up, drive it, report.
+A run finds the model, measures how the server tokenizes text, generates the workload, warms up,
+sends the requests, and reports.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WORK = {
     "saccade_duplicate_images_total": "of pixels seen under another name",
     'saccade_position_cache_lookups_total{kind="encoder",outcome="miss"}': "positions computed",
 }
-"""A Saccade server's counters of work that a cache saves, as people read them."""
+"""A Saccade server's counters of work that caches avoid, with labels for printing."""
 
 
 TOKENIZED_AT_ONCE = 8
@@ -69,8 +69,10 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a run. `model`: the requested name. `work`: how far the server's counters of
-    WORK rose (warm-up left out); empty where it has none.
+    """The result of a run.
+
+    `model` is the name sent in requests. `work` is the increase of the server's counters in WORK
+    after warm-up. It is empty if the server has none.
     """
 
     model: str
@@ -81,9 +83,9 @@ class Measured:
 
 
 def serve(bench: Bench) -> Measured:
-    """Measure, print and keep.
+    """Run the benchmark, print the summary, and append it to --output-file.
 
-    Raises ConfigError where the options or the server do not allow a run at all.
+    Raises ConfigError if the options are invalid or the server is unreachable.
     """
     measured = uvloop.run(measure(bench))
     output = bench.output
@@ -114,7 +116,7 @@ def serve(bench: Bench) -> Measured:
 
 
 async def measure(bench: Bench) -> Measured:
-    """One run."""
+    """Run the benchmark without printing the summary."""
     bounds, extra = (
         parse_goodput(bench.output.goodput),
         parse_extra(bench.target.extra_request_body),
@@ -152,7 +154,7 @@ async def measure(bench: Bench) -> Measured:
 
 
 async def count_again(client: BenchClient, model: str, run: LoadRun) -> int | None:
-    """Have the server count the tokens of the answers' texts. None where it has no /tokenize."""
+    """Return the server's token count of all answers. Return None if it has no /tokenize."""
     texts = [each.reply.text for each in run.records if each.reply.failure is None]
     total = 0
     for first in range(0, len(texts), TOKENIZED_AT_ONCE):
@@ -165,15 +167,13 @@ async def count_again(client: BenchClient, model: str, run: LoadRun) -> int | No
 
 
 async def counters(client: BenchClient) -> dict[str, float]:
-    """The server's counters of WORK, as they stand. Empty for a server that has none."""
+    """Return the current values of the server's counters in WORK. Empty if it has none."""
     found = series(await client.text("/metrics") or "")
     return {name: value for name, value in found.items() if name in WORK}
 
 
 async def calibrate(client: BenchClient, model: str) -> Calibration:
-    """Measure the server's token count of text: two questions without images, of 32 and of 160
-    words.
-    """
+    """Measure how many tokens the server counts for text, from two requests of 32 and 160 words."""
     points = []
     for count in (32, 160):
         text = " ".join(WORDS[i * 7 % len(WORDS)] for i in range(count))
@@ -195,9 +195,9 @@ async def calibrate(client: BenchClient, model: str) -> Calibration:
 
 
 def _options(bench: Bench) -> dict[str, object]:
-    """Every option by its name.
+    """Return every option by its name.
 
-    Keys and the places of local files stay out of results, which are made to be shown.
+    API keys, headers and directories of local files are left out, because results are published.
     """
     groups = (bench.target, bench.load, bench.data, bench.images, bench.text, bench.random_mm)
     named = {
@@ -211,7 +211,7 @@ def _options(bench: Bench) -> dict[str, object]:
 
 
 class _Display:
-    """Live progress: pictures drawn, then requests answered, with the last time to first token."""
+    """Progress bars: first of generated images, then of finished requests and the last TTFT."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

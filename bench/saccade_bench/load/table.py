@@ -1,4 +1,4 @@
-"""Summaries as tables for people. Owns wording and layout; knows only `Summary`."""
+"""Summaries of runs as tables on a terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from rich.text import Text
 from saccade_bench.load.measure import LATENCIES, Distribution, Summary
 
 SLOW_GENERATOR_MS = 10.0
-"""A P99 lateness above this is worth a warning: the machine that measures may be what is measured.
-"""
+"""P99 delay of the load generator above which to warn that it may have affected the latencies."""
 
 
 ALREADY_CACHED = 0.25
-"""Share of prompts with new pictures.
+"""Cached fraction of prompts with new images above which these images must have been cached.
 
-What stands before the pictures, a system prompt, is less; more is the pictures themselves.
+The system prompt, which precedes the images, is a smaller part of a prompt.
 """
 
 
@@ -32,10 +31,9 @@ def print_summary(
 def render(
     summary: Summary, title: str, drawn: bool = True, latencies: Collection[str] = LATENCIES
 ) -> Group:
-    """The tables of a summary. `drawn`: the run's seed decides its images; images from files are
-    the same in every run.
+    """Return the tables of a summary, or only its title and notes if no request succeeded.
 
-    No figures without answers.
+    `drawn` is True if the images depend on the seed. Images from files are the same in every run.
     """
     parts: list[RenderableType] = (
         [_figures(summary, title), _latencies(summary, latencies)]
@@ -49,7 +47,7 @@ def render(
 
 
 def notes(summary: Summary, drawn: bool = True) -> list[str]:
-    """Warnings that a reader must know before believing the figures."""
+    """Return the warnings to read before using the numbers."""
     found = []
     if summary.failures:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(summary.failures.items()))

@@ -1,4 +1,4 @@
-"""Random English text. Owns the list of words and nothing else."""
+"""English words for random text."""
 
 from __future__ import annotations
 

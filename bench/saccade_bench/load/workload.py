@@ -1,8 +1,6 @@
-"""The requests to send: sessions of turns, built into request bodies before the clock starts.
+"""The requests to send: sessions of turns, serialized to JSON before the clock starts.
 
-Owns `Session`, `Turn` and their making into JSON; every image is drawn and encoded once, side by
-side in threads (Pillow works without the interpreter's lock). Does not know a session's data set,
-or its time of sending.
+Each image is generated and encoded once, in a thread pool (Pillow releases the GIL).
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from saccade_bench.load.images import DrawnImage, encode
 Json = dict[str, Any]
 
 ORIENTATION, LYING = 0x0112, 5
-"""EXIF's tag, and its first value for a picture stored on its side."""
+"""The EXIF orientation tag, and its first value that swaps width and height."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """An existing image: its encoded bytes, and their kind ("jpeg", "png")."""
+    """An existing image file and its format ("jpeg", "png")."""
 
     encoded: bytes
     kind: str
@@ -44,11 +42,11 @@ TurnPart = str | Drawn
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question: parts of one user message, the length of the answer, and its right text if
-    known.
+    """One question: the parts of a user message, the maximum answer length in tokens, and the
+    expected answer if it is known.
 
-    `before` are messages ahead of the question (a system message, an earlier chat). `think` seconds
-    pass first.
+    `before` are messages sent before the question (a system message or an earlier chat). `think` is
+    a delay in seconds before it is sent.
     """
 
     parts: tuple[TurnPart, ...]
@@ -60,12 +58,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns of one chat; each sends all earlier turns again, with the answers received. One turn: a
-    plain request.
+    """Turns of one chat. Each sends all earlier turns and their answers again, unless `alone`.
 
-    `keep_images` > 0: only the images of so many last turns are sent again. `due`: seconds after
-    the start at which the session begins, whatever the arrivals; None: by the arrivals. `alone`:
-    no turn sends earlier ones.
+    If `keep_images` > 0, only the images of the last `keep_images` turns are sent again. `due` is
+    the session's start, in seconds after that of the run. If None, it is decided by the arrival
+    process.
     """
 
     turns: tuple[Turn, ...]
@@ -77,9 +74,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTurn:
-    """A turn as JSON: its messages with images, and without.
+    """A turn as JSON: its messages with images (`full`) and without (`slim`).
 
-    `seen` of its `images` images came in an earlier turn or session.
+    `seen` of its `images` images were already part of an earlier turn or session.
     """
 
     full: bytes
@@ -94,7 +91,7 @@ class PreparedTurn:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A session made ready to send."""
+    """A session that is ready to send."""
 
     turns: tuple[PreparedTurn, ...]
     tenant: str
@@ -105,9 +102,7 @@ class PreparedChat:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The common part of all bodies: their first and last bytes around `max_tokens`, tenant and
-    messages.
-    """
+    """The constant parts of all request bodies. `max_tokens`, tenant and messages are inserted."""
 
     head: bytes
 
@@ -127,7 +122,7 @@ class Template:
         return Template(json.dumps(fields).encode()[:-1])
 
     def body(self, chat: PreparedChat, turn: int, answers: Sequence[bytes]) -> bytes:
-        """The body of a chat's turn, given the answers to the earlier turns (as JSON messages)."""
+        """Return the body of a chat's turn, given the earlier answers as JSON messages."""
         now = chat.turns[turn]
         salt = f', "cache_salt": {json.dumps(chat.tenant)}'.encode() if chat.tenant else b""
         messages: list[bytes] = []
@@ -140,7 +135,7 @@ class Template:
 
 
 def parse_extra(text: str) -> Json:
-    """--extra-request-body. Raises ConfigError."""
+    """Parse --extra-request-body. Raises ConfigError."""
     try:
         extra = json.loads(text)
     except ValueError as error:
@@ -155,8 +150,8 @@ def answer_message(text: str) -> bytes:
 
 
 def user_message(parts: Sequence[TurnPart], url: Callable[[Drawn], str]) -> Json:
-    """An OpenAI message: pictures and clips as data URLs, in the order of the parts; plain text
-    where there are none.
+    """Return a user message in OpenAI's format: plain text, or parts with data URLs if it has
+    images or clips.
     """
     if all(isinstance(part, str) for part in parts):
         return {"role": "user", "content": "\n".join(str(part) for part in parts)}
@@ -172,12 +167,12 @@ def user_message(parts: Sequence[TurnPart], url: Callable[[Drawn], str]) -> Json
 
 
 def pieces(part: Drawn) -> tuple[object, ...]:
-    """All of a part that a server may have seen before: an image, or each pair of a clip."""
+    """Return everything that a server may have cached: an image, or the frame pairs of a clip."""
     return part.pieces() if isinstance(part, DrawnClip) else (part,)
 
 
 def files(part: Drawn) -> tuple[Drawn, ...]:
-    """The files that a part is sent as."""
+    """Return the files in which a part is sent."""
     return part.frames if isinstance(part, DrawnClip) and part.form != "file" else (part,)
 
 
@@ -190,8 +185,8 @@ def url_of(part: Drawn) -> str:
 
 
 def outline(turn: PreparedTurn) -> list[Json]:
-    """A turn's messages with {"type": "image", digest, width, height, bytes} for every image:
-    enough for a replay, without pixels. Digests are those of servers and routers.
+    """Return a turn's messages with {"type": "image", digest, width, height, bytes} for every
+    image: enough for a replay without pixels. Servers and routers compute the same digests.
     """
     messages: list[Json] = json.loads(b"[" + turn.full + b"]")
     for message in messages:
@@ -202,7 +197,7 @@ def outline(turn: PreparedTurn) -> list[Json]:
 
 def _outlined(part: Json) -> Json:
     if part.get("type") in ("video", "video_url"):
-        # replays know no videos
+        # Replays do not support videos.
         return {"type": "text", "text": f"[video {blake3(json.dumps(part).encode()).hexdigest()}]"}
     if part.get("type") != "image_url":
         return part
@@ -223,7 +218,7 @@ def _outlined(part: Json) -> Json:
 def prepare(
     sessions: Sequence[Session], progress: Callable[[int, int], None] | None = None
 ) -> tuple[PreparedChat, ...]:
-    """Sessions as JSON. `progress(done, total)` counts different pictures."""
+    """Serialize sessions. `progress(done, total)` counts the distinct files to encode."""
     images = list(
         dict.fromkeys(
             file
@@ -250,7 +245,7 @@ def _prepare_session(
     seen: set[tuple[str, object]],
 ) -> PreparedChat:
     turns: list[PreparedTurn] = []
-    counts: list[int] = []  # pictures of each turn
+    counts: list[int] = []  # images of each turn
     chars = 0
     for number, turn in enumerate(session.turns):
         drawn = [part for part in turn.parts if not isinstance(part, str)]

@@ -1,17 +1,17 @@
-"""GGUF files of a checkpoint by llama.cpp's own converter and quantiser.
+"""Convert a checkpoint to GGUF files with llama.cpp's own converter and quantizer.
 
     python -m saccade_bench.peers.llama_convert SOURCE FOLDER OUT [--kind Q8_0]
 
-SOURCE is llama.cpp's source folder. No package has it by itself; the source archive of
-llama-cpp-python does (`pip download --no-binary llama-cpp-python --no-deps llama-cpp-python`), in
-`vendor/llama.cpp`. Its server and quantiser are built by
+SOURCE is llama.cpp's source folder. It is not packaged separately, but the source archive of
+llama-cpp-python (`pip download --no-binary llama-cpp-python --no-deps llama-cpp-python`) has it in
+`vendor/llama.cpp`. Build its server and quantizer with
 
     cmake -S SOURCE -B BUILD -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF
     cmake --build BUILD --target llama-server llama-quantize
 
-Writes OUT/model.gguf and OUT/mmproj-model.gguf. The converter knows a tokenizer by the digest of
-what it makes of a text, which depends on the merges: random checkpoints have none of the known
-ones, so it is told which way of cutting text they have (`--pre`).
+Writes OUT/model.gguf and OUT/mmproj-model.gguf. The converter identifies a pre-tokenizer by a hash
+of the tokens of a fixed text, which depends on the merges. Random checkpoints have no known hash,
+so `--pre` sets the pre-tokenizer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 SPOKEN = {"smolvlm": "LlamaForCausalLM", "lfm2_vl": "Lfm2ForCausalLM"}
-"""By model type: the architecture that the hub's files give to the language model."""
+"""By model type: the language model's architecture as named in published checkpoints."""
 PUBLISHED: Mapping[str, Mapping[str, str]] = {
     "lfm2_vl": {"model.vision_tower.": "model.vision_tower.vision_model."},
     "qwen2": {"model.visual.": "visual.", "model.language_model.": "model."},
@@ -39,7 +39,7 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = {
         "lm_head.": "language_model.lm_head.",
     },
 }
-"""By how model types begin: the starts of tensors' names, and what the hub's files have there."""
+"""By prefix of the model type: prefixes of tensor names, and those in published checkpoints."""
 RUN = """
 import sys
 source, pre = sys.argv[1:3]
@@ -62,8 +62,10 @@ convert_hf_to_gguf.main()
 
 
 def convert(source: Path, folder: Path, out: Path, kind: str, pre: str) -> Path:
-    """The language model in `kind` (f32, f16, bf16 or q8_0), the tower in 16 bits; OUT is returned.
-    Raises CalledProcessError, with what the converter said, where it cannot.
+    """Write the language model as `kind` (f32, f16, bf16 or q8_0) and the vision encoder as f16,
+    and return `out`.
+
+    Raises CalledProcessError with the converter's output if it fails.
     """
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -79,8 +81,9 @@ def convert(source: Path, folder: Path, out: Path, kind: str, pre: str) -> Path:
 
 
 def as_published(folder: Path, out: Path) -> Path:
-    """A copy of a checkpoint whose tensors, and whose architectures, have the names of the hub's:
-    the converter passes over towers as transformers 5 names them. Others are returned as they are.
+    """Copy a checkpoint with the tensor and architecture names of published ones, because the
+    converter ignores vision encoders with transformers 5's names. If there is no difference, return
+    `folder` itself.
     """
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]

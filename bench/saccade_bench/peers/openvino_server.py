@@ -1,7 +1,7 @@
-r"""A peer to measure against: OpenAI's chat completions around OpenVINO GenAI's continuous
+r"""A server to compare with: OpenAI's chat completions API for OpenVINO GenAI's continuous
 batching, with its prefix cache.
 
-    python -m venv OV     # of its own: the export wants an older transformers than Saccade's tests
+    python -m venv OV     # separate, because the export needs transformers 4
     OV/bin/pip install openvino-genai==2026.4.1 optimum-intel==2.2.0 transformers==4.57.6 \
         nncf==3.4.0 torch torchvision pillow starlette uvicorn
     OV/bin/optimum-cli export openvino -m MODEL_FOLDER --task image-text-to-text \
@@ -11,14 +11,13 @@ batching, with its prefix cache.
         saccade_bench.peers.openvino_server EXPORT --port {port} --threads {threads} \
         --served-model-name {name}"
 
-For the export, MODEL_FOLDER is to read as transformers 4 writes: no list `extra_special_tokens` in
-tokenizer_config.json, and `rope_scaling` and `rope_theta` in config.json (`rope_parameters` since
-transformers 5). An answer's text is empty where a random checkpoint draws special tokens, or
-numbers without a token: the library's detokenizer passes over both. Requests are batched as
-OpenVINO's own server does it: one thread steps, and what a new request's images cost is paid in a
-thread of its own beside it. Usage counts a prompt's text, each image as one token, for the pipeline
-does not tell the rest.
-It takes only commands that it obeys. Does not know Saccade.
+For the export, MODEL_FOLDER must be in the format of transformers 4: no list
+`extra_special_tokens` in tokenizer_config.json, and `rope_scaling` and `rope_theta` in config.json
+instead of `rope_parameters`. An answer's text can be empty if a random checkpoint samples special
+or unused tokens, which the library's detokenizer skips. Requests are batched as in OpenVINO's own
+server: one thread runs the steps, and each new request's images are processed in another thread.
+Usage counts the text of a prompt, and each image as one token, because the pipeline does not report
+more. The server only accepts request fields that it supports.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 @dataclass(frozen=True)
 class Piece:
-    """One token's text; token counts so far; `finish` is set in the last piece."""
+    """The new text of one token, and the token counts so far. `finish` is set in the last piece."""
 
     text: str
     prompt: int
@@ -89,13 +88,13 @@ def pictures(messages: list[Json]) -> Iterator[bytes]:
 
 
 def tensor(encoded: bytes) -> openvino.Tensor:
-    """`[1, H, W, 3]` uint8."""
+    """Decode an image to uint8 [1, H, W, 3]."""
     with Image.open(io.BytesIO(encoded)) as image:
         return openvino.Tensor(np.asarray(image.convert("RGB"))[None].copy())
 
 
 def tagged(messages: list[Json]) -> list[Json]:
-    """Messages as text alone, with the library's tag where an image stands."""
+    """Return messages with text content only, in which the library's tags replace images."""
     numbers = itertools.count()
 
     def text(content: str | list[Json]) -> str:
@@ -111,7 +110,7 @@ def tagged(messages: list[Json]) -> list[Json]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request in the pipeline; `news` gets its tokens, then None, or an error."""
+    """A request in the pipeline. `news` receives its tokens, and then None or an error."""
 
     handle: openvino_genai.py_openvino_genai.GenerationHandle
     news: asyncio.Queue[list[int] | Exception | None]
@@ -122,7 +121,7 @@ class Waiting:
 
 
 class Steps:
-    """The thread that steps the pipeline while somebody waits."""
+    """The thread that steps the pipeline while requests are in flight."""
 
     def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline) -> None:
         self._pipeline = pipeline
@@ -144,7 +143,7 @@ class Steps:
                 self._pipeline.step()
                 for waiting in tuple(self._waiting):
                     self._read(waiting)
-            except Exception as error:  # whatever the library raises is the clients' to know
+            except Exception as error:  # forward any exception of the library to the clients
                 with self._changed:
                     for waiting in self._waiting:
                         waiting.tell(error)
@@ -189,7 +188,7 @@ class OpenVino:
         return self._pipeline.add_request(next(self._numbers), prompt, tensors, config)
 
     async def answer(self, body: Json) -> AsyncIterator[Piece]:
-        """A piece for each token, and a last one. Raises the library's errors."""
+        """Yield a piece for each token, and a last one. Raises the library's exceptions."""
         prompt = self._tokenizer.apply_chat_template(tagged(body["messages"]), True)
         counted = int(self._tokenizer.encode(prompt).input_ids.shape[1])
         images = list(pictures(body["messages"]))
@@ -217,7 +216,7 @@ def limit(body: Json) -> int:
     return int(body.get("max_completion_tokens") or body.get("max_tokens") or 256)
 
 
-# ---- HTTP, and the form of answers
+# ---- HTTP and response formats
 
 
 def usage(piece: Piece) -> Json:

@@ -1,10 +1,10 @@
-"""A checkpoint of another recipe, so that figures do not depend on ours.
+"""Create a checkpoint with another configuration, so that results do not only apply to ours.
 
     python -m saccade_bench.peers.recipe SMALL OUT
 
-SMALL is a folder of `saccade make-checkpoint --preset small-qwen3-vl`. It gives configuration and
-tokenizer. transformers makes the model, and writes it: a Qwen3-VL with 57 M parameters in the
-tower and 71 M in the language model. Weights are random.
+SMALL is a folder made by `saccade make-checkpoint --preset small-qwen3-vl`, whose configuration and
+tokenizer are used. transformers creates and saves the model: a Qwen3-VL with random weights, with
+57 M parameters in the vision encoder and 71 M in the language model.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ VISION = {
 
 
 def make(small: Path, out: Path) -> int:
-    """Write the folder `out` and return how many parameters the model has.
+    """Write the folder `out` and return the model's number of parameters.
 
-    Matrices have the standard deviation 0.6 / sqrt(inputs), embeddings 0.02.
+    Matrices have a standard deviation of 0.6 / sqrt(inputs), and embeddings of 0.02.
     """
     shutil.copytree(small, out, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((out / "config.json").read_text())

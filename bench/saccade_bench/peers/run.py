@@ -1,24 +1,24 @@
-"""Saccade beside other servers on one checkpoint: all of them up together, asked in turns.
+"""Compare Saccade with other servers on one checkpoint. All run at once, and are measured in turns.
 
     python -m saccade_bench.peers.run CHECKPOINT \
         --saccade "int8=--quantization int8 --speculative off" [--saccade ...] \
         --beside "NAME=COMMAND" [--beside ...] [--repeats 3] [--core 1] [--output FOLDER]
 
-CHECKPOINT is a folder or "demo". Each `--saccade` names a server of ours and its options.
-Each COMMAND starts an OpenAI-compatible server, with {folder}, {port}, {name}, {threads} in it.
-Each repeat gives every workload to every server before the next workload. A server's turn begins
-when the one before it rests, as some work on after their answers:
+CHECKPOINT is a folder or "demo". Each `--saccade` adds a Saccade server with a name and options.
+Each COMMAND starts an OpenAI-compatible server. {folder}, {port}, {name} and {threads} are
+replaced. In each repeat, each workload is sent to one server after another. Each waits until the
+previous server is idle, because some continue to compute after their answers. The workloads are:
 
     cold     a new 1280x720 image and 64 tokens of text: ms to the first token
-    again    one and the same request: ms to the first token
+    again    a repeated request: ms to the first token
     row      one answer of 128 sampled tokens at a time: ms per token
     rows     eight such answers at a time: ms per token of each
     prefill  1,500 tokens of text: ms to the first token
     chat     eight rounds, a new image in each: ms to the first token of the eighth
     load     16 requests with a new image each, four at a time: requests per second
 
-Prints a table with median, minimum and maximum of each, and one with CPU seconds of each server
-and all that it started. `runs.jsonl` has every request, `table.md` the tables, machine and commit.
+Prints a table with median, minimum and maximum of each, and one with the CPU seconds of each server
+and its child processes. `runs.jsonl` has every request, `table.md` the tables, machine and commit.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from saccade_bench.started import Side, StartedServer, cpu_seconds, running
 ROOT = Path(__file__).parents[3]
 SAMPLED = json.dumps({"temperature": 1.0, "top_p": 0.95, "seed": 1})
 REST, RESTING = 0.5, 0.04
-"""Seconds between two looks, and the share of them that a resting server may compute."""
+"""Seconds between two samples, and the maximum CPU usage of an idle server between them."""
 MAX_REST = 15.0
 NEW_IMAGES = DatasetOptions()
 PHOTO = ImageOptions(image_resolution="1280x720", image_content="photo")
 FIRST = TextOptions(random_input_len=64, random_output_len=1)
-"""One token, so that no server's first one waits until its bytes make text."""
+"""One token, so that no server delays the first text until a character is complete."""
 QUESTION = TextOptions(random_input_len=64, random_output_len=32)
 ROW = TextOptions(random_input_len=64, random_output_len=128)
 
@@ -88,7 +88,7 @@ def per_second(measured: Measured) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class PeerWorkload:
-    """Requests, and the values that they give. Of a rate, more is better."""
+    """Requests, and how their results are computed. For rates, higher is better."""
 
     unit: str
     load: LoadOptions
@@ -133,7 +133,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
-    """What one server made of a workload in one repeat, and the CPU seconds that it took."""
+    """The results of one workload on one server in one repeat, and the CPU seconds used."""
 
     side: str
     workload: str
@@ -159,7 +159,7 @@ def sides(folder: Path, name: str, args: argparse.Namespace) -> list[Side]:
 
 
 def write_request(path: Path, seed: int) -> None:
-    """Write the request that is sent again and again."""
+    """Write the request that the workload "again" repeats."""
     content = [
         image_part(encode(DrawnImage("photo", 1280, 720, seed)), "image/jpeg"),
         {"type": "text", "text": "What does the picture show? " * 8},
@@ -168,7 +168,7 @@ def write_request(path: Path, seed: int) -> None:
 
 
 def wait_for_rest(server: StartedServer) -> None:
-    """Wait until a server hardly computes any more, or has had time enough."""
+    """Wait until a server is idle, or `MAX_REST` seconds have passed."""
     before, last = cpu_seconds(server.pid), time.monotonic() + MAX_REST
     while time.monotonic() < last:
         time.sleep(REST)
@@ -181,7 +181,7 @@ def wait_for_rest(server: StartedServer) -> None:
 def measure(
     name: str, seed: int, side: str, server: StartedServer, runs: Path, again: Path
 ) -> PeerResult:
-    """Give a workload to a server. Seeds of their own keep its images new."""
+    """Run a workload on a server. The seed must be new, so that its images are."""
     workload = WORKLOADS[name]
     data = workload.data
     if data.dataset_name == "custom":
@@ -203,7 +203,7 @@ def measure(
 
 
 def table(results: Sequence[PeerResult]) -> list[str]:
-    """Return both tables as Markdown. The ratio is the best peer's median over our best one's."""
+    """Return both tables as Markdown. The ratio compares the best medians of peers and Saccade."""
     labels = list(dict.fromkeys(result.side for result in results))
     names = [name for name in WORKLOADS if any(result.workload == name for result in results)]
 
@@ -285,7 +285,7 @@ def main() -> None:
                     seed = 1 + 1000 * place + repeat
                     runs = args.output / "runs.jsonl"
                     results.append(measure(name, seed, label, server, runs, again))
-                lines = [heading, "", *table(results)]  # each time, for a run may be ended early
+                lines = [heading, "", *table(results)]  # every time, in case the run is interrupted
                 (args.output / "table.md").write_text("\n".join(lines) + "\n")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)

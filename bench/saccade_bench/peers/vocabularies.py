@@ -1,16 +1,15 @@
-"""Tokens of real text by vocabularies in GGUF files, beside the libraries that models' makers use.
+"""Compare Saccade's tokenizers for GGUF files with reference libraries, on real text.
 
     python -m saccade_bench.peers.vocabularies SOURCE [--lines 1000]
 
 Needs tiktoken, sentencepiece, protobuf and mistral-common.
 
-SOURCE is llama.cpp's source folder, which has vocabularies of published models (`llama_convert`
-says where to get it). Pixtral's comes with mistral-common. Text is what Debian's programs say in
-thirteen scripts (`/usr/share/locale`).
-Saccade's tokenizer is made from the file as a server makes it. The other is tiktoken,
-SentencePiece's library, mistral-common, or the algorithm of GPT-2's encoder, with the file's tokens
-and the rules that the model's maker published.
-Decoded tokens must be the text.
+SOURCE is llama.cpp's source folder, which has vocabularies of published models (see `llama_convert`
+for where to get it). Pixtral's is from mistral-common. The text is from translations of Debian's
+programs in thirteen scripts (`/usr/share/locale`). Saccade creates its tokenizer from the file as a
+server would. The reference is tiktoken, SentencePiece, mistral-common, or the algorithm of GPT-2's
+encoder, with the file's tokens and the publisher's pre-tokenization rules. Tokens must also decode
+to the original text.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ SCRIPTS = {
     "Kana": "ja",
     "Hangul": "ko",
 }
-"""A language of each."""
+"""A language for each script."""
 LOCALES = Path("/usr/share/locale")
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
@@ -70,7 +69,7 @@ Encode = Callable[[str], list[int]]
 
 
 def texts(lines: int) -> Iterator[tuple[str, list[str]]]:
-    """(script, lines) of each, the same on machines with the same packages."""
+    """Yield (script, lines). The lines only depend on the installed packages."""
     for script, language in SCRIPTS.items():
         found = set[str]()
         for path in sorted((LOCALES / language / "LC_MESSAGES").glob("*.mo")):
@@ -84,7 +83,7 @@ def texts(lines: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def by_bytes(file: GgufFile, pattern: str, *, compose: bool = False) -> Encode:
-    """tiktoken with the file's merges. compose: letters first."""
+    """Return tiktoken's encoder with the file's merges. `compose`: apply NFC first."""
     tokens, merges = (file.metadata[f"tokenizer.ggml.{each}"] for each in ("tokens", "merges"))
     alphabet = {letter: bytes([byte]) for byte, letter in enumerate(letters())}
     ranks = {byte: at for at, byte in enumerate(alphabet.values())}
@@ -107,7 +106,7 @@ def by_bytes(file: GgufFile, pattern: str, *, compose: bool = False) -> Encode:
 
 
 def by_pairs(file: GgufFile, *, digits: bool = False) -> Encode:
-    """The algorithm of GPT-2's encoder, which joins listed pairs alone. digits: each is a piece."""
+    """Return GPT-2's algorithm, which only uses listed merges. `digits`: split off each digit."""
     tokens, merges = (file.metadata[f"tokenizer.ggml.{each}"] for each in ("tokens", "merges"))
     ranks = {tuple(merge.split(" ")): at for at, merge in enumerate(merges)}
     ids = {token: at for at, token in enumerate(tokens)}
@@ -137,7 +136,7 @@ def by_pairs(file: GgufFile, *, digits: bool = False) -> Encode:
 
 
 def letters() -> list[str]:
-    """Return what GPT-2 writes for each byte."""
+    """Return the character that GPT-2 uses for each byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     shown = {byte: chr(byte) for byte in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -146,7 +145,7 @@ def letters() -> list[str]:
 
 
 def by_score(file: GgufFile, *, listed: bool = False) -> Encode:
-    """SentencePiece's library with the file's scores. listed: with the order of its merges."""
+    """Return SentencePiece's encoder with the file's scores, or its order of merges if `listed`."""
     names = ("tokens", "scores", "token_type")
     tokens, scores, types = (file.metadata[f"tokenizer.ggml.{each}"] for each in names)
     if listed:
@@ -174,7 +173,7 @@ TEKKEN = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
 
 
 def tekken_file(pre: str) -> GgufFile:
-    """Pixtral's vocabulary, as llama.cpp's converter writes it."""
+    """Return Pixtral's vocabulary in the form that llama.cpp's converter writes."""
     data = json.loads(TEKKEN.read_text())
     special = data["config"]["default_num_special_tokens"]
     count = data["config"]["default_vocab_size"] - special
@@ -198,7 +197,7 @@ def tekken_file(pre: str) -> GgufFile:
 
 
 def by_tekken(_file: GgufFile) -> Encode:
-    """Mistral's own library."""
+    """Return the encoder of Mistral's own library."""
     made = Tekkenizer.from_file(TEKKEN)
     return lambda text: list(made.encode(text, bos=False, eos=False))
 
@@ -220,7 +219,7 @@ REFERENCES: dict[str, tuple[str, Callable[[GgufFile], Encode]]] = {
 
 
 def vocabulary(source: Path, name: str) -> GgufFile | None:
-    """None where it cannot be had."""
+    """Return a vocabulary's file, or None if it is not available."""
     if name in ("tekken", "pixtral"):
         return tekken_file(name)
     path = fetch() if name == "smollm" else source / f"models/ggml-vocab-{name}.gguf"
@@ -228,9 +227,9 @@ def vocabulary(source: Path, name: str) -> GgufFile | None:
 
 
 def compare(file: GgufFile, name: str, read: Sequence[tuple[str, list[str]]]) -> int:
-    """Print a row of the table. Return how many lines differ.
+    """Print a row of the table, and return the number of lines that differ.
 
-    Lines that name a special token ("<filename>") are left out: libraries know them as text.
+    Lines with a special token ("<filename>") are skipped, because libraries treat it as text.
     """
     library, make = REFERENCES[name]
     theirs = make(file)

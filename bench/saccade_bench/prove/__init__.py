@@ -1,1 +1,1 @@
-"""`saccade prove`: does a server mix up images that a cache might take for one another?"""
+"""`saccade prove`: check whether a server mixes up images that a cache could confuse."""

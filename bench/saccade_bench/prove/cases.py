@@ -1,9 +1,9 @@
-"""What is tried on a server: each case is a few questions, and a verdict on their answers.
+"""The cases to try on a server: each asks a few questions and judges the answers.
 
-Three witnesses give a mixed-up image away: the number that is read is another image's; more of the
-prompt is cached than of an image that was never seen; the answer's log-probabilities are another
-image's to the last digit. A case whose images the model cannot read, or whose fields the server
-refuses, is "not judged": it says nothing against the server, and nothing for it.
+Three kinds of evidence show that images were mixed up: the answer has the number of another image,
+more of the prompt is cached than for an image that was never sent, or the answer's
+log-probabilities are identical to those of another image. A case is "not judged" if the model
+cannot read its images, or if the server rejects its fields.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FEW_PIXELS = 64 * 64
 PART_PIXELS = pictures.WIDTH * pictures.HEIGHT
 LONG_AGO = 365 * 86_400
 LONG_QUESTION = "Look at the picture with care, for others are like it. " * 60 + QUESTION
-"""Some hundred tokens, behind which a hybrid model's cache keeps a state."""
+"""Some hundred tokens, after which the prefix cache of a hybrid model stores a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`why`: the evidence, in words."""
+    """The verdict of a case. `why` describes the evidence."""
 
     verdict: Verdict
     why: str
@@ -48,8 +48,12 @@ APART = Finding("kept apart", "")
 
 @dataclass(slots=True)
 class Trial:
-    """What a case has: a server, numbers that no other case shows, and how many images may be sent
-    at once in the case of many. `told` is called for each of those.
+    """The environment of a case.
+
+    numbers: numbers that no other case uses.
+    many: number of images in the case "many".
+    host: this machine's address, for images that the server fetches.
+    told: called after each answer in the case "many".
     """
 
     requester: Asker
@@ -64,7 +68,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TwinCase:
-    """`differs`: in what the images differ that a sloppy cache would take for one."""
+    """A case. `differs` describes how its images differ, which a faulty cache might ignore."""
 
     name: str
     differs: str
@@ -74,8 +78,10 @@ class TwinCase:
 async def never_seen(
     trial: Trial, head: NumberImage, control: NumberImage, **extra: Any
 ) -> JudgedAnswer:
-    """The answer about `control`, which no case has shown. `head` is asked about before, so that
-    the prompt's head is cached, as it is for what is compared with this.
+    """Return the answer about `control`, an image that was never sent.
+
+    `head` is asked about first, so that the start of the prompt is as cached as in the answers that
+    are compared with this one.
     """
     await trial.requester.ask([head], **extra)
     return await trial.requester.ask([control], **extra)
@@ -84,7 +90,9 @@ async def never_seen(
 async def twins(
     trial: Trial, control: NumberImage, first: NumberImage, second: NumberImage
 ) -> Finding:
-    """Two images of different content. `control` is made as `second` is, of another number."""
+    """Compare two images with different content. `control` is encoded like `second`, with another
+    number.
+    """
     ask, head = trial.requester.ask, plain(trial.number())
     fresh = await never_seen(trial, head, control)
     if says(fresh.text, head.number):
@@ -109,7 +117,7 @@ async def twins(
 async def alike(
     trial: Trial, control: NumberImage, first: NumberImage, second: NumberImage
 ) -> Finding:
-    """Two images that no model reads differently: only figures tell."""
+    """Compare images that look the same to any model, by cached tokens and log-probabilities."""
     ask = trial.requester.ask
     fresh = await never_seen(trial, plain(trial.number()), control)
     await ask([first])
@@ -119,7 +127,7 @@ async def alike(
     if (witness := _cached(other, fresh, seen)) is not None:
         return witness
     if other.cached is not None and seen.cached is not None and other.cached < seen.cached:
-        return APART  # what the server had of the first, it did not use for the second
+        return APART  # the server did not reuse the first image's cache entries for the second
     if seen.scores is None or seen.scores != still.scores:
         return Finding("not judged", "the server's figures do not tell")
     if other.scores == seen.scores:
@@ -130,8 +138,10 @@ async def alike(
 def _cached(
     answer: JudgedAnswer, fresh: JudgedAnswer, seen: JudgedAnswer | None = None
 ) -> Finding | None:
-    """More of the prompt was cached than of an image that was never seen before. With `seen`, an
-    image that had been: as much as of that. For images may share their first tiles.
+    """Return a finding if more of the prompt was cached than for an image that was never sent.
+
+    If `seen` (an image that was sent before) is set, as much must be cached as for that one,
+    because images may share their first tiles.
     """
     if answer.cached is None or fresh.cached is None or answer.cached <= fresh.cached:
         return None
@@ -144,7 +154,7 @@ def _cached(
 
 
 def _left(answer: JudgedAnswer) -> int:
-    """Prompt tokens that were computed."""
+    """Return the number of prompt tokens that were not cached."""
     return (answer.prompt or 0) - (answer.cached or 0)
 
 
@@ -161,7 +171,7 @@ def _unread(shown: NumberImage, answer: JudgedAnswer) -> Finding:
 def _pair(
     make: Callable[[str, str], tuple[NumberImage, NumberImage]],
 ) -> Callable[[Trial], Awaitable[Finding]]:
-    """A case of twins that show two numbers."""
+    """Return a case with two images that show different numbers."""
 
     async def run(trial: Trial) -> Finding:
         control, _ = make(trial.number(), trial.number())
@@ -194,7 +204,7 @@ async def shaped(trial: Trial) -> Finding:
 
 
 async def swapped(trial: Trial) -> Finding:
-    """The same two images in two orders."""
+    """Compare the same two images in both orders."""
     one, other = plain(trial.number()), plain(trial.number())
     for order in ([one, other], [other, one], [one, other]):
         answer = await trial.requester.ask(order, SECOND)
@@ -206,7 +216,7 @@ async def swapped(trial: Trial) -> Finding:
 
 
 async def parted(trial: Trial) -> Finding:
-    """Two parts of one image, named by their corners."""
+    """Compare two regions of one image."""
 
     async def half(sheet: NumberImage, x: int) -> JudgedAnswer:
         corners = [x * pictures.WIDTH, 0, (x + 1) * pictures.WIDTH, pictures.HEIGHT]
@@ -230,7 +240,7 @@ async def parted(trial: Trial) -> Finding:
 
 
 async def paged(trial: Trial) -> Finding:
-    """Parts of pages of one PDF, named by page and corners."""
+    """Compare regions of the pages of one PDF."""
 
     async def part(file: bytes, page: int, x: int) -> JudgedAnswer:
         data = data_url(file, "application/pdf")
@@ -256,7 +266,7 @@ async def paged(trial: Trial) -> Finding:
 
 
 async def limited(trial: Trial) -> Finding:
-    """An image whole, and the same within few pixels."""
+    """Compare an image at full size and with a lower max_pixels."""
     ask, limits = trial.requester.ask, {"max_pixels": FEW_PIXELS}
     control, shown = plain(trial.number()), plain(trial.number())
     small = await ask([control], mm_processor_kwargs=limits)
@@ -274,7 +284,7 @@ async def limited(trial: Trial) -> Finding:
 
 
 async def salted(trial: Trial) -> Finding:
-    """The same image for two tenants."""
+    """Compare the same image for two tenants."""
     ask, shown = trial.requester.ask, plain(trial.number())
     head, control = plain(trial.number()), plain(trial.number())
     await ask([shown], cache_salt="prove one")
@@ -287,8 +297,9 @@ async def salted(trial: Trial) -> Finding:
 
 
 async def adapted(trial: Trial) -> Finding:
-    """The same image for two models of one server, such as a model and an adapter of it. The
-    second's figures must be those that it has for the same pixels under a new name.
+    """Compare the same image for two models of one server, such as a model and its adapter.
+
+    The second model's log-probabilities must equal those for the same pixels in another file.
     """
     ask, shown = trial.requester.ask, plain(trial.number())
     other = await trial.requester.other_model()
@@ -313,13 +324,14 @@ async def adapted(trial: Trial) -> Finding:
 
 
 async def replaced(trial: Trial) -> Finding:
-    """One URL, where another image lies the second time."""
+    """Compare two images that a URL returns one after the other."""
     return await _put_anew(trial)
 
 
 async def changed(trial: Trial) -> Finding:
-    """One URL whose server says nothing of freshness: when the image was changed, long ago, and its
-    tag. A cache that guesses takes it for fresh. Then the same by way of a redirect.
+    """Compare two images that a URL returns one after the other with an old modification date and
+    an ETag, but without an expiry time, so that heuristic caching would consider the first one
+    fresh. Then the same through a redirect.
     """
     for path in ("image.png", "moved"):
         found = await _put_anew(trial, path, tagged=True)
@@ -344,7 +356,7 @@ async def _put_anew(trial: Trial, path: str = "image.png", *, tagged: bool = Fal
 
 
 async def claimed(trial: Trial) -> Finding:
-    """A client's own name for an image: sent with another image, and named by another tenant."""
+    """Send two images with the same `uuid`, and then only the `uuid` as another tenant."""
     one, other = plain(trial.number()), plain(trial.number())
     name = f"prove-{one.number}-{other.number}"
 
@@ -372,8 +384,10 @@ async def claimed(trial: Trial) -> Finding:
 
 
 async def behind(trial: Trial) -> Finding:
-    """Two images before the same long text: hybrid models keep states far behind an image, and a
-    state that is taken for another image's answers about that. Also where nothing is read.
+    """Compare two images before the same long text.
+
+    Hybrid models cache states long after an image. If one is reused for another image, answers are
+    about the wrong image. This is also judged if the model cannot read the images.
     """
     one, other = plain(trial.number()), plain(trial.number())
     head, control = plain(trial.number()), plain(trial.number())
@@ -393,8 +407,9 @@ async def behind(trial: Trial) -> Finding:
 
 
 async def tiled(trial: Trial) -> Finding:
-    """Two screens that differ in one corner: what is kept of their other tiles is no answer about
-    that corner. Also where nothing is read.
+    """Compare two screenshots that differ in one corner, and share all other tiles.
+
+    This is also judged if the model cannot read the images.
     """
     ask = trial.requester.ask
     one, other, head, control = (pictures.screen(trial.number()) for _ in range(4))
@@ -414,7 +429,7 @@ async def tiled(trial: Trial) -> Finding:
 
 
 async def filmed(trial: Trial) -> Finding:
-    """An image, and a video of that one frame."""
+    """Compare an image with a video of that one frame."""
     control, shown = plain(trial.number()), plain(trial.number())
 
     async def video(frame: NumberImage) -> JudgedAnswer:
@@ -435,14 +450,14 @@ async def filmed(trial: Trial) -> Finding:
 
 
 async def many(trial: Trial) -> Finding:
-    """Many images at once, and once more in another order, when the first may be evicted."""
+    """Send many images, then again in another order, when the first may have been evicted."""
     shown = [plain(trial.number()) for _ in range(trial.many)]
     gate = asyncio.Semaphore(ABREAST)
     known = {each.number for each in shown}
     read = 0
 
     async def check(each: NumberImage) -> str | None:
-        """What the answer mixes this image up with, if anything."""
+        """Return which image the answer confuses with this one, or None."""
         nonlocal read
         async with gate:
             answer = await trial.requester.ask([each])
@@ -453,7 +468,7 @@ async def many(trial: Trial) -> Finding:
         others = [number for number in known if says(answer.text, number)]
         if not others:
             return None
-        async with gate:  # the same pixels under another name: is it a misreading?
+        async with gate:  # ask about the same pixels in another file, to rule out a misreading
             plainly = await trial.requester.ask([pictures.again(each, f"again {each.number}")])
         if says(plainly.text, others[0]):
             return None
@@ -463,15 +478,17 @@ async def many(trial: Trial) -> Finding:
         faults = [fault for fault in await asyncio.gather(*map(check, order)) if fault]
         if faults:
             return _mixed(f"{len(faults)} of {len(shown)}: {faults[0]}")
-    if read < len(shown):  # of twice as many answers
+    if read < len(shown):  # out of 2 * len(shown) answers
         return Finding("not judged", f"the model read {read} of {2 * len(shown)}")
     return APART
 
 
 @contextmanager
 def _shelf(host: str, tagged: bool = False) -> Iterator[tuple[str, Callable[[NumberImage], None]]]:
-    """A URL, and what puts an image there. tagged: its images may be kept, and have a tag and a
-    date; and "moved" beside it leads for good to where the newest lies.
+    """Serve images over HTTP. Yields the URL, and a function that replaces the image.
+
+    If `tagged`, images are cacheable, with an ETag and a modification date, and the path "/moved"
+    permanently redirects to the newest image.
     """
     lies: list[NumberImage] = []
     since = formatdate(time.time() - LONG_AGO, usegmt=True)
@@ -533,8 +550,9 @@ CASES: Sequence[TwinCase] = (
 
 
 async def judge(case: TwinCase, trial: Trial) -> Finding:
-    """A case's finding; what the server refuses is not judged. Where the model misreads, other
-    numbers are tried.
+    """Return a case's finding. It is "not judged" if the server rejects the requests.
+
+    If the model misreads the images, the case is retried with other numbers, up to `TRIES` times.
     """
     try:
         for _ in range(TRIES):

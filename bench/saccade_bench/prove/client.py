@@ -1,4 +1,4 @@
-"""Questions about images to a server, and what of its answers may give a mixed-up image away."""
+"""Ask a server questions about images, and record what may reveal a mixed-up image."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ PAUSE = 0.5
 
 
 class Refused(Exception):
-    """The server's own words for what it does not take."""
+    """The server rejected the request. The message is the server's."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """`cached`: prompt tokens that the server says it had. `scores`: the log-probabilities of each
-    token and of the likeliest beside it. None: the server does not say.
+    """An answer. Values that the server does not report are None.
+
+    `prompt` and `cached` are numbers of prompt tokens. `scores` has the log-probabilities of each
+    generated token and of the top alternatives.
     """
 
     text: str
@@ -38,7 +40,7 @@ class JudgedAnswer:
 
 
 class Asker:
-    """One server and one model of it. Use within `async with`."""
+    """A client for one model of a server. Use it as `async with`."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class Asker:
         timeout: float,
         extra: Mapping[str, Any],
     ) -> None:
-        """`extra`: goes into every body."""
+        """`extra` is merged into every request body."""
         self.model = model
         self._extra = extra
         self._client = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout)
@@ -62,22 +64,23 @@ class Asker:
         await self._client.aclose()
 
     async def other_model(self) -> str | None:
-        """A further model that the server names."""
+        """Return another model that the server lists, or None."""
         listed = (await self._client.get("/v1/models")).raise_for_status().json()["data"]
         return next((each["id"] for each in listed if each["id"] != self.model), None)
 
     async def ask(
         self, images: Sequence[NumberImage | str], question: str = QUESTION, **extra: Any
     ) -> JudgedAnswer:
-        """A greedy answer about images in this order, each a file or a URL, and then the question.
+        """Return a greedy answer about images (files or URLs) in this order, followed by a
+        question.
 
-        Raises Refused for a status of 4xx, httpx.HTTPError for what is wrong with the server.
+        Raises Refused for a 4xx status, and httpx.HTTPError for other failures.
         """
         parts = [{"type": "image_url", "image_url": {"url": url_of(image)}} for image in images]
         return await self.say([*parts, {"type": "text", "text": question}], **extra)
 
     async def say(self, parts: Sequence[dict[str, Any]], **extra: Any) -> JudgedAnswer:
-        """As `ask`, with the content's parts as they go over the wire."""
+        """Like `ask`, with the message's content parts."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": list(parts)}],
@@ -89,7 +92,7 @@ class Asker:
         if self._scores:
             try:
                 return await self._post({**body, "logprobs": True, "top_logprobs": TOP})
-            except Refused:  # it may be that the server has no such field
+            except Refused:  # the server may not support logprobs
                 answer = await self._post(body)
                 self._scores = False
                 return answer

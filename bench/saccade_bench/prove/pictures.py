@@ -1,8 +1,7 @@
-"""Images that show a number, in encodings that hide from a cache how they differ.
+"""Pairs of images that show different numbers, but share what a faulty cache key might be made of.
 
-Owns the drawing and the bytes of files. Twins are made of two numbers; all else that a sloppy name
-for an image might be made of is the same in both: bytes at the beginning and the end, the pixel
-data without its palette, samples of the pixels, the size. Knows nothing of servers.
+Such keys could be made of the first and last bytes of a file, of the pixel data without its
+palette, of sampled pixels, or of the size.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from saccade_bench.fixtures.pdf import assembled, stream
 from saccade_bench.image_files import save
 
 WIDTH, HEIGHT = 256, 128
-"""Of most images: both are multiples of what vision towers cut images into, so no server resizes
-them.
+"""Size of most images. Both are multiples of vision encoders' input sizes, so that servers do not
+resize the images.
 """
 PAPER, INK = (236, 244, 238), (20, 20, 24)
 SCREEN = 512
-"""Pixels of a screen's edges: several tiles, where a tower sees tiles."""
+"""Width and height of a screenshot in pixels. It covers several tiles, if the model uses tiles."""
 FONT = 64
 STRIDE = 16
-"""`sampled` twins agree in each so-manieth byte."""
+"""`sampled` pairs have the same value in every 16th byte."""
 BMP_HEADER = 54
 SHARED_BYTES = 16_384
-"""Bytes at the beginning and at the end that `middle` twins share."""
+"""Number of equal bytes at the start and at the end of `middles` pairs."""
 
 Mask = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -40,7 +39,7 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class NumberImage:
-    """An encoded image. `number`: what it shows, "" where nobody could read it."""
+    """An encoded image. `number` is what it shows, or "" if it is not readable."""
 
     encoded: bytes
     number: str
@@ -48,8 +47,8 @@ class NumberImage:
 
 
 def numbers(seed: int, count: int, digits: int = 5) -> list[str]:
-    """Numbers of which any two differ in two digits or more, so that one digit read wrongly never
-    turns one into another: the last digit is the sum of the others, modulo 10.
+    """Return random numbers of which any two differ in at least two digits, so that misreading one
+    digit never yields another one. The last digit is a checksum of the others.
     """
     rng = random.Random(f"prove/{seed}")
     heads = rng.sample(range(10 ** (digits - 2), 10 ** (digits - 1)), count)
@@ -57,7 +56,7 @@ def numbers(seed: int, count: int, digits: int = 5) -> list[str]:
 
 
 def mask(number: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Mask:
-    """Where ink is, bool [H, W]."""
+    """Return the mask of a number's text, bool [H, W]."""
     width, height = size
     text = DrawnText(number, DEFAULT_FONT, FONT, (0, 0, 0), 0, 0)
     wide = sum(1 for _ in number) * 0.58 * FONT
@@ -69,18 +68,18 @@ def mask(number: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Mask:
 
 
 def pixels(ink: Mask) -> Pixels:
-    """uint8 [H, W, 3]."""
+    """Return a mask's image, uint8 [H, W, 3]."""
     found: Pixels = np.where(ink[..., None], INK, PAPER).astype(np.uint8)
     return found
 
 
 def beside(left: str, right: str) -> NumberImage:
-    """Two numbers, each in a half of its own."""
+    """Return an image with two numbers, one in each half."""
     return NumberImage(save(pixels(np.hstack([mask(left), mask(right)]))), "")
 
 
 def pages(numbers: Sequence[tuple[str, str]]) -> bytes:
-    """A PDF, each page of which has two numbers beside each other, and a pixel to the point."""
+    """Return a PDF with two numbers on each page, and a page size of one point per pixel."""
     objects = {1: b"<< /Type /Catalog /Pages 2 0 R >>"}
     kids = [3 + 3 * index for index in range(len(numbers))]
     listed = " ".join(f"{kid} 0 R" for kid in kids)
@@ -102,7 +101,7 @@ def pages(numbers: Sequence[tuple[str, str]]) -> bytes:
 
 
 def bmp(array: Pixels) -> bytes:
-    """Uncompressed, so that each byte of the file is one of the pixels, from the lowest row up."""
+    """Return an uncompressed BMP, which stores rows from bottom to top."""
     return save(array, "BMP")
 
 
@@ -111,7 +110,7 @@ def plain(number: str) -> NumberImage:
 
 
 def again(shown: NumberImage, nonce: str) -> NumberImage:
-    """The same pixels in a file of other bytes."""
+    """Return the same pixels in a file with different bytes."""
     with Image.open(io.BytesIO(shown.encoded)) as image:
         note = PngImagePlugin.PngInfo()
         note.add_text("nonce", nonce)
@@ -119,7 +118,7 @@ def again(shown: NumberImage, nonce: str) -> NumberImage:
 
 
 def palettes(one: str, other: str) -> tuple[NumberImage, NumberImage]:
-    """Two files of the same pixel data: the palette says which of two numbers is seen."""
+    """Return two files with the same pixel data, whose palettes show different numbers."""
     first, second = mask(one), mask(other)
     indices = (first.astype(np.uint8) + 2 * second.astype(np.uint8)).astype(np.uint8)
 
@@ -133,8 +132,8 @@ def palettes(one: str, other: str) -> tuple[NumberImage, NumberImage]:
 
 
 def alphas(one: str, other: str) -> tuple[NumberImage, NumberImage]:
-    """Two files of the same black pixels: transparency says which of two numbers is seen, on
-    whatever light ground the server lays them.
+    """Return two files with the same black pixels, whose alpha channels show different numbers on
+    any light background.
     """
 
     def made(number: str) -> NumberImage:
@@ -146,7 +145,7 @@ def alphas(one: str, other: str) -> tuple[NumberImage, NumberImage]:
 
 
 def turns(number: str) -> tuple[NumberImage, NumberImage]:
-    """The same pixels upside down, which nobody can read, and turned upright by EXIF."""
+    """Return the same pixels upside down, which is unreadable, and rotated upright by EXIF."""
     upside_down = Image.fromarray(pixels(mask(number))[::-1, ::-1].copy())
 
     def made(orientation: int, seen: str) -> NumberImage:
@@ -160,12 +159,12 @@ def turns(number: str) -> tuple[NumberImage, NumberImage]:
 
 
 def middles(one: str, other: str) -> tuple[NumberImage, NumberImage]:
-    """Two files that begin and end with the same `SHARED_BYTES`."""
+    """Return two files with the same `SHARED_BYTES` at the start and at the end."""
     note = random.Random("prove/note").randbytes(SHARED_BYTES)
 
     def made(number: str) -> NumberImage:
         whole = plain(number).encoded
-        header, rest = whole[:33], whole[33:]  # the signature and IHDR; all that follows
+        header, rest = whole[:33], whole[33:]  # the signature and IHDR, and all later chunks
         trailer = rest[-12:]  # IEND
         return NumberImage(
             header + _chunk(b"prVe", note) + rest[:-12] + _chunk(b"prVe", note) + trailer, number
@@ -175,12 +174,12 @@ def middles(one: str, other: str) -> tuple[NumberImage, NumberImage]:
 
 
 def sampled(one: str, other: str) -> tuple[NumberImage, NumberImage]:
-    """Two uncompressed files that agree in every `STRIDE`-th byte of the file and of its pixels."""
+    """Return two BMPs with the same values in every `STRIDE`-th byte of the file and the pixels."""
 
     def made(number: str) -> NumberImage:
-        rows = pixels(mask(number))[::-1].copy()  # from the lowest row up, as in the file
+        rows = pixels(mask(number))[::-1].copy()  # from bottom to top, as in the file
         rows.reshape(-1)[::STRIDE] = PAPER[0]
-        stored = rows[..., ::-1].copy()  # blue first
+        stored = rows[..., ::-1].copy()  # as BGR
         stored.reshape(-1)[-BMP_HEADER % STRIDE :: STRIDE] = PAPER[0]
         rows = stored[..., ::-1]
         return NumberImage(bmp(rows[::-1].copy()), number, "image/bmp")
@@ -189,14 +188,14 @@ def sampled(one: str, other: str) -> tuple[NumberImage, NumberImage]:
 
 
 def shapes(number: str) -> tuple[NumberImage, NumberImage]:
-    """The same pixel bytes as an image that can be read, and as one of half the width."""
+    """Return the same pixel data as a readable image, and as one of half the width."""
     array = pixels(mask(number))
     narrow = array.reshape(2 * HEIGHT, WIDTH // 2, 3)
     return plain(number), NumberImage(save(narrow), "")
 
 
 def one_pixel(number: str) -> tuple[NumberImage, NumberImage]:
-    """Two images that differ in one pixel of a corner: nobody can tell them apart by reading."""
+    """Return two images that differ in one pixel in a corner, which no model can distinguish."""
     array = pixels(mask(number))
     changed = array.copy()
     changed[4:5, 4:5] = INK
@@ -204,7 +203,7 @@ def one_pixel(number: str) -> tuple[NumberImage, NumberImage]:
 
 
 def last_byte(number: str) -> tuple[NumberImage, NumberImage]:
-    """Two uncompressed files that differ in their last byte: a colour of the upper right pixel."""
+    """Return two BMPs that differ in their last byte, a channel of the top right pixel."""
     first = bmp(pixels(mask(number)))
     return NumberImage(first, number, "image/bmp"), NumberImage(
         first[:-1] + b"\x00", number, "image/bmp"
@@ -212,7 +211,7 @@ def last_byte(number: str) -> tuple[NumberImage, NumberImage]:
 
 
 def screen(number: str) -> NumberImage:
-    """A screen of windows, the same for every number but where that is drawn."""
+    """Return a screenshot that only depends on the number in its bottom right corner."""
     array = np.full((SCREEN, SCREEN, 3), PAPER, np.uint8)
     noise = random.Random("prove/screen")
     for top in range(0, SCREEN, SCREEN // 8):
@@ -224,5 +223,5 @@ def screen(number: str) -> NumberImage:
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
-    """A chunk of a PNG file that decoders pass over."""
+    """Return a chunk of a PNG file that decoders ignore."""
     return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")

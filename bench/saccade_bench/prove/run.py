@@ -1,4 +1,4 @@
-"""`saccade prove`: the cases one after another, a table as they end, and the result for scripts."""
+"""`saccade prove`: run all cases, print a table row as each ends, and return the results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from saccade_bench.prove.pictures import numbers
 
 TIMEOUT = 120.0
 EACH = 32
-"""Numbers that a case may need."""
+"""Numbers reserved for each case."""
 STYLES = {"kept apart": "green", "MIXED UP": "bold red", "not judged": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The findings by the cases' names."""
+    """The findings by case name."""
 
     findings: dict[str, Finding]
 
@@ -39,9 +39,9 @@ class Proof:
 
 
 def prove(target: TargetOptions, options: ProveOptions) -> Proof:
-    """Try all cases on a server, print and keep what was found.
+    """Run all cases on a server, print the findings, and save them if requested.
 
-    Raises ConfigError where it cannot begin, and when the server fails.
+    Raises ConfigError if the options are invalid, or if the server fails.
     """
     cases = chosen(options.cases)
     address = root(target.url)
@@ -62,7 +62,7 @@ def prove(target: TargetOptions, options: ProveOptions) -> Proof:
 
 
 def chosen(names: tuple[str, ...]) -> list[TwinCase]:
-    """The cases of these names, all of them where none is named. Raises ConfigError."""
+    """Return the cases with these names, or all if there are none. Raises ConfigError."""
     known = {case.name: case for case in CASES}
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"--cases {unknown[0]!r}: cases are {', '.join(known)}")

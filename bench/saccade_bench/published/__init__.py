@@ -1,1 +1,1 @@
-"""`saccade bench published`: the commands behind published figures, and ours beside these."""
+"""`saccade bench published`: run the commands behind published benchmarks, and compare results."""

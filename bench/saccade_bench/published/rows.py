@@ -1,7 +1,7 @@
-"""What others have published, with the command that measured it. Data alone.
+"""Published benchmark results of other servers, with the commands that measured them.
 
-Commands stand as published where a client's options say all (a machine's paths and addresses are
-left out). Where a script of its own measured, the command here sends the same requests.
+Commands are as published, except for paths and addresses. If a custom script was used, the command
+here sends the same requests.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ NO_IMAGE_CACHE = ("--embedding-cache-device-mb", "0", "--tune", "embedding_cache
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A command and its figures.
+    """A command and its published results.
 
-    figures: by metric, as `run.READERS` names it, then by who published it, or when. off: options
-    of `saccade serve` that switch the mechanism off. data: a data set that the command needs.
+    figures: results by metric (see `run.READERS`), then by publisher, or "before" and "after".
+    off: options of `saccade serve` that disable the measured mechanism.
+    data: the data set that the command needs, if any.
     """
 
     name: str
@@ -38,7 +39,7 @@ class PublishedRow:
     data: str = ""
 
     def published(self, metric: str) -> str:
-        """Return a metric's figures as text."""
+        """Return a metric's published results as text."""
         by = self.figures[metric]
         if BEFORE in by:
             return " -> ".join(f"{value:g}" for value in by.values())
@@ -188,4 +189,4 @@ QUICK = {
     "--random-mm-bucket-config": "{(96, 128, 1): 1.0}",
     "--max-tokens": "8",
 }
-"""Options of a command that a CPU answers in seconds, in place of the published ones."""
+"""Replacements for option values, so that a CPU can run a command in seconds."""

@@ -1,7 +1,4 @@
-"""Runs published commands against a server, or against two that differ by a mechanism.
-
-Owns which server gets which command, and the table. Knows no figure of others.
-"""
+"""Run published commands on a server, or on two servers, of which one has a mechanism disabled."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ CLIENTS = (
     ("vllm", "bench", "serve"),
     ("saccade", "bench", "serve"),
 )
-"""All are this distribution's `saccade bench serve`, which takes their options."""
+"""Command prefixes replaced by `saccade bench serve`, which supports their options."""
 READERS: dict[str, Callable[[Summary], float]] = {
     "requests (1/s)": lambda summary: summary.throughput.requests,
     "total tokens (1/s)": lambda summary: summary.throughput.total,
@@ -44,10 +41,12 @@ WIDTH = 132
 
 @dataclass(frozen=True, slots=True)
 class CommandRun:
-    """One command against one server.
+    """The result of one command on one server.
 
-    figures: by metric. work: how far the server's counters rose. cpu: its seconds, if it was
-    started here. error: why there is no figure.
+    figures: results by metric.
+    work: increase of the server's work counters.
+    cpu: the server's CPU seconds, if this program started it.
+    error: the reason if there are no results.
     """
 
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class CommandRun:
 
 @dataclass(frozen=True, slots=True)
 class PublishedResult:
-    """A published row and its runs here. `off` is None where nothing was switched off."""
+    """A published row and its runs here. `off` is None if no mechanism was disabled."""
 
     row: PublishedRow
     on: CommandRun
@@ -67,7 +66,7 @@ class PublishedResult:
 
     @property
     def same(self) -> int | None:
-        """How many answers are the same text with the mechanism and without."""
+        """Number of answers that are the same text with the mechanism on and off, if known."""
         if self.off is None or not 0 < len(self.on.texts) == len(self.off.texts):
             return None
         return sum(a == b for a, b in zip(self.on.texts, self.off.texts, strict=True))
@@ -75,15 +74,15 @@ class PublishedResult:
 
 Arguments = Mapping[str, Any]
 Parse = Callable[[Sequence[str]], Arguments]
-"""What a command line of ours would call its command with, by name."""
+"""Parses a command line into the arguments of the command's function, by name."""
 OnRun = Callable[[PublishedRow, str, CommandRun], None]
-"""Called after each run, with "on", or "off" without the mechanism."""
+"""Called after each run with its label: "on", or "off" if the mechanism is disabled."""
 
 
 def published(
     target: TargetOptions, options: PublishedOptions, parse: Parse
 ) -> list[PublishedResult]:
-    """Run the commands, print and return what came of them. Raises ConfigError."""
+    """Run the commands, print the results and return them. Raises ConfigError."""
     rows = chosen(options.only)
     console = Console(highlight=False, stderr=options.json, width=WIDTH)
     if options.server is None:
@@ -114,9 +113,10 @@ def pairs(
     logs: Path,
     on_run: OnRun,
 ) -> Iterator[PublishedResult]:
-    """Yield each row's runs on a server as `command` starts it, and on one without the mechanism.
+    """Yield each row's results with the mechanism on, and off if `row.off` has options.
 
-    A server answers all rows that it can before the next one starts. on_run: called after each run.
+    One server runs all the commands that it can before the next one starts. `on_run` is called
+    after each run.
     """
 
     def run_all(label: str, some: Sequence[PublishedRow], *more: str) -> list[CommandRun]:
@@ -151,7 +151,7 @@ def run_row(
     parse: Parse,
     server: StartedServer | None = None,
 ) -> CommandRun:
-    """Run a row's command. What it cannot measure is its `error`."""
+    """Run a row's command. If it cannot run, the reason is in the result's `error`."""
     try:
         words = command_of(row, options)
         before = cpu_seconds(server.pid) if server else 0.0
@@ -162,9 +162,9 @@ def run_row(
 
 
 def command_of(row: PublishedRow, options: PublishedOptions) -> list[str]:
-    """A row's command as one of ours, without the address and the model's name.
+    """Convert a row's command to one of this package, without its address and model name.
 
-    Raises ConfigError for a data set that is not here.
+    Raises ConfigError if it needs a data set that is not available.
     """
     words = shlex.split(row.command)
     for client in CLIENTS:
@@ -186,7 +186,7 @@ def command_of(row: PublishedRow, options: PublishedOptions) -> list[str]:
     if most is not None and "--num-prompts" in words:
         place = words.index("--num-prompts") + 1
         words[place] = str(min(int(words[place]), most))
-    if words[0] != "eval":  # images of its own: no row finds those of another in a cache
+    if words[0] != "eval":  # each row has its own images, so that none hits another's cache entries
         words += ("--seed", str(1000 * options.seed + ROWS.index(row)))
     return words
 
@@ -230,7 +230,7 @@ COMMANDS: dict[str, Callable[[Arguments, TargetOptions], CommandRun]] = {
 
 
 def table(found: Sequence[PublishedResult]) -> Table:
-    """One line for each figure, and for what was counted with the mechanism and without."""
+    """Return a table with a line for each metric and counter, with the mechanism on and off."""
     shown = Table("row", "figure", "published", "here, on", "here, off", "on / off")
     for column in shown.columns[2:]:
         column.justify = "right"
@@ -243,7 +243,7 @@ def table(found: Sequence[PublishedResult]) -> Table:
 
 
 def lines(each: PublishedResult) -> Iterator[tuple[str, ...]]:
-    """Yield (figure, published, on, off, ratio) as texts."""
+    """Yield (metric, published, on, off, ratio) as text."""
     on, off = each.on, each.off or CommandRun()
     for metric in each.row.figures:
         theirs = each.row.published(metric)
@@ -267,7 +267,7 @@ def _pair(on: float | None, off: float | None) -> tuple[str, str, str]:
 
 
 def as_json(each: PublishedResult) -> dict[str, Any]:
-    """A comparison without its answers' texts, as data."""
+    """Return a result as JSON data, without the answers' texts."""
     runs = {"on": each.on, "off": each.off}
     results = {
         name: None if run is None else {k: v for k, v in asdict(run).items() if k != "texts"}

@@ -1,7 +1,4 @@
-"""A report as one self-contained HTML page.
-
-Owns layout and words; figures come from `stats`, images from `plots`.
-"""
+"""A report as one self-contained HTML page. Numbers are from `stats`, images from `plots`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ LATE_MS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Two labels under one load, compared."""
+    """Two labels compared under the same load level."""
 
     first: str
     second: str
@@ -43,7 +40,7 @@ class PageSection:
 
 
 def render(title: str, sections: Sequence[PageSection], evals: Sequence[SavedEval]) -> str:
-    """The page."""
+    """Return the page as HTML."""
     environment = Environment(autoescape=True)
     environment.filters.update(
         figure=figure,
@@ -65,7 +62,7 @@ def render(title: str, sections: Sequence[PageSection], evals: Sequence[SavedEva
 
 
 def headlines(sections: Sequence[PageSection], evals: Sequence[SavedEval]) -> list[str]:
-    """The summary for a reader in a hurry: each comparison under its first load, then accuracy."""
+    """Return a short summary: each label's comparison at its first load level, then accuracy."""
     lines = []
     for section in sections:
         first_level = {table.second: table for table in reversed(section.tables)}
@@ -87,7 +84,7 @@ def headlines(sections: Sequence[PageSection], evals: Sequence[SavedEval]) -> li
 
 
 def phrase(row: Comparison) -> str:
-    """One comparison in words; a difference within the interval is not claimed."""
+    """Describe one comparison. A difference within the confidence interval is not reported."""
     values = f"{figure(row.first)} → {figure(row.second)} {row.unit}"
     ratio = row.ratio
     if math.isnan(ratio.value) or not ratio.value:
@@ -102,7 +99,7 @@ def phrase(row: Comparison) -> str:
 
 
 def _telling(table: SideBySide) -> tuple[str, ...]:
-    """The metrics of a headline: of a chat, its last round instead of all."""
+    """Return the metrics of a headline. For chats, TTFT is that of the last round."""
     last = next((row.metric for row in table.rows if row.metric.startswith("TTFT of round")), None)
     return (last or "TTFT, median", "TPOT, median", "Requests")
 
@@ -124,7 +121,7 @@ def _alone(workload: Workload, label: str) -> str:
 
 
 def notes(runs: Sequence[Saved]) -> list[str]:
-    """Warnings that a reader must know before believing the figures."""
+    """Return the warnings to read before using the numbers."""
     found = []
     for run in runs:
         if run.summary["failures"]:
@@ -153,7 +150,7 @@ def _when(runs: Sequence[Saved]) -> str:
     return f"{len(runs)} run{'s' * (len(runs) != 1)}, {span}"
 
 
-# Figures in words
+# Formatting of numbers
 
 
 def b64(png: bytes) -> str:
@@ -161,7 +158,7 @@ def b64(png: bytes) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Three significant digits, without a trailing exponent."""
+    """Format with about three significant digits. None and NaN become a dash."""
     if value is None or math.isnan(value):
         return "–"
     return (
@@ -182,7 +179,7 @@ def span(ratio: Interval) -> str:
 
 
 def verdict(ratio: Interval) -> str:
-    """Colour for a difference that the interval shows."""
+    """Return the CSS class of a ratio whose interval excludes 1, or an empty string."""
     return "better" if ratio.low > 1 else "worse" if ratio.high < 1 else ""
 
 

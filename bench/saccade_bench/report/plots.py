@@ -1,8 +1,6 @@
-"""The plots of a report. Each function draws one question's answer, or None where the runs have
-nothing to say on it.
+"""The plots of a report. Each function returns a plot, or None if the runs have no data for it.
 
-Owns drawing; every axis of times and rates begins at zero, and bands are 95 % bootstrap intervals
-of the median.
+Axes of times and rates start at zero. Bands are 95 % bootstrap intervals of the median.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ STAGE_COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A PNG, a name for its file, and the sentence beneath."""
+    """A PNG, its file name without a suffix, and a caption."""
 
     name: str
     caption: str
@@ -41,7 +39,7 @@ class Plot:
 
 
 def plots(workload: Workload) -> list[Plot]:
-    """All plots that the workload's runs allow."""
+    """Return all plots for which the workload's runs have data."""
     drawn = (
         by_round(workload),
         distributions(workload),
@@ -52,13 +50,13 @@ def plots(workload: Workload) -> list[Plot]:
 
 
 def _each(workload: Workload) -> Iterator[tuple[Group, str]]:
-    """The first level's group of each label, with its colour."""
+    """Yield each label's group at its first load level, and its colour."""
     for place, label in enumerate(workload.labels):
         yield workload.of(label), plot_style.COLOURS[place % len(plot_style.COLOURS)]
 
 
 def by_round(workload: Workload) -> Plot | None:
-    """TTFT by round of a chat."""
+    """Plot TTFT by round of a chat."""
     if all(request["round"] == 1 for group in workload.groups for request in group.requests):
         return None
     made, axis = plot_style.figure()
@@ -95,9 +93,7 @@ def _line(axis: Any, marks: list[float], found: list[Interval], colour: str, lab
 
 
 def distributions(workload: Workload) -> Plot | None:
-    """Empirical distributions of TTFT, E2E and TPOT: the share of requests that took at most so
-    long.
-    """
+    """Plot the cumulative distributions of TTFT, E2E and TPOT."""
     fields = [
         (field, name) for field, name in TIMES if any(g.samples(field) for g in workload.groups)
     ]
@@ -129,7 +125,7 @@ def distributions(workload: Workload) -> Plot | None:
 
 
 def by_concurrency(workload: Workload) -> Plot | None:
-    """Throughput and TTFT against the load."""
+    """Plot throughput and TTFT by load."""
     if len(workload.levels) < 2:
         return None
     made, axes = plot_style.figure(width=9.6, columns=2)
@@ -166,7 +162,7 @@ def by_concurrency(workload: Workload) -> Plot | None:
 
 
 def stages(workload: Workload) -> Plot | None:
-    """The parts of a request's time, stacked."""
+    """Plot the stages of a request's time as stacked bars."""
     rows: list[tuple[str, dict[str, float]]] = []
     for group, _ in _each(workload):
         if not group.requests:
@@ -188,7 +184,7 @@ def stages(workload: Workload) -> Plot | None:
     longest = max(sum(times.values()) for _, times in rows)
     for stage in dict.fromkeys(name for _, times in rows for name in times):
         widths = np.asarray([times.get(stage, 0.0) for _, times in rows])
-        # a bar thinner than a line needs no place in the legend
+        # a bar thinner than a line needs no entry in the legend
         seen = widths.max() > 0.004 * longest
         axis.barh(
             range(len(rows)),

@@ -1,4 +1,4 @@
-"""`saccade bench report`: result files in, one HTML page and PNGs out. Owns the order of work."""
+"""`saccade bench report`: convert result files to an HTML page and PNGs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade_bench.report.stats import Group, Workload, compare, workloads
 
 
 def report(results: Sequence[Path], options: ReportOptions) -> Path:
-    """Write `report.html` and its plots into the folder; returns the page's path.
+    """Write `report.html` and its plots into the folder, and return the page's path.
 
     Raises ConfigError.
     """
@@ -38,7 +38,7 @@ def report(results: Sequence[Path], options: ReportOptions) -> Path:
 
 
 def baseline(runs: Sequence[Saved], wanted: str | None) -> str:
-    """The label of the baseline. Raises ConfigError if no run has it."""
+    """Return the label of the baseline. Raises ConfigError if no run has it."""
     labels = list(dict.fromkeys(run.label for run in runs))
     if wanted is not None and wanted not in labels:
         raise ConfigError(
@@ -48,7 +48,7 @@ def baseline(runs: Sequence[Saved], wanted: str | None) -> str:
 
 
 def _compared(workload: Workload, first: str) -> list[SideBySide]:
-    """Each other label beside the baseline, under every load that both were under."""
+    """Compare each other label with the baseline, at every load level that both were run at."""
     if first not in workload.labels:
         return []
     return [
@@ -75,7 +75,7 @@ def _method(first: Group, second: Group) -> str:
 
 
 def interleaved(first: Group, second: Group) -> bool:
-    """True if the two labels took turns, at least half of the times."""
+    """Return True if runs of the two labels alternated at least half of the time."""
     order = [
         label
         for _, label in sorted(

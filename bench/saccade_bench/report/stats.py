@@ -1,9 +1,9 @@
-"""Runs grouped and compared: medians with bootstrap intervals, ratios between two labels.
+"""Grouping and comparison of runs: medians with bootstrap intervals, and ratios of two labels.
 
-Owns the statistics. A ratio above 1 means that the second label is better (times: first / second;
-rates: second / first). Its 95 % interval resamples runs, and requests within them (a two-level
-bootstrap, percentile method, 1,000 draws, fixed seed); with one run per label it covers the spread
-between requests only, as the display says. Knows no plots and no HTML.
+A ratio above 1 means that the second label is better (first / second for times, second / first for
+rates). Its 95 % interval comes from a two-level bootstrap that resamples runs, and requests within
+them (percentile method, 1,000 samples, fixed seed). With one run per label, it only covers the
+variation between requests, which the report notes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Statistic = Callable[[Values], float]
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """The level of load."""
+    """The maximum concurrency and the request rate of a run."""
 
     concurrency: int | None
     rate: str
@@ -59,15 +59,16 @@ class LoadLevel:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one label under one level of load, in order of time."""
+    """Runs of one label at one load level, in order of time."""
 
     label: str
     level: LoadLevel
     runs: tuple[Saved, ...]
 
     def samples(self, field: str, **having: Any) -> list[Values]:
-        """A field of the answered requests with such values, run by run; runs without any are left
-        out.
+        """Return a field's values in successful requests for which all fields in `having` match.
+
+        There is one array for each run that has any.
         """
         wanted = {"failure": None, **having}.items()
         found = [
@@ -77,7 +78,7 @@ class Group:
         return [np.asarray(values, dtype=np.float64) for values in found if values]
 
     def rates(self, field: str) -> Values:
-        """A figure of `summary.throughput`, run by run."""
+        """Return a value of `summary.throughput` for each run."""
         return np.asarray([run.summary["throughput"][field] for run in self.runs], dtype=np.float64)
 
     @property
@@ -89,7 +90,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Groups that were asked the same."""
+    """Groups that received the same requests."""
 
     name: str
     options: dict[str, Any]
@@ -104,7 +105,7 @@ class Workload:
         return tuple(dict.fromkeys(group.level for group in self.groups))
 
     def of(self, label: str, level: LoadLevel | None = None) -> Group:
-        """The group of a label at a level (default: its first)."""
+        """Return the group of a label at a load level (default: its first)."""
         return next(
             group for group in self.groups if group.label == label and level in (None, group.level)
         )
@@ -112,7 +113,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % interval; low and high are NaN for too few values."""
+    """An estimate and its 95 % interval. The bounds are NaN if there are too few values."""
 
     value: float
     low: float
@@ -121,7 +122,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One metric of two labels. `ratio` above 1: the second is better."""
+    """One metric of two labels. If `ratio` is above 1, the second is better."""
 
     metric: str
     unit: str
@@ -131,7 +132,7 @@ class Comparison:
 
 
 def workloads(runs: Iterable[Saved]) -> list[Workload]:
-    """Runs by their questions, then by label and level of load."""
+    """Group runs by their requests, then by label and load level."""
     found: dict[str, tuple[dict[str, Any], dict[tuple[str, LoadLevel], list[Saved]]]] = {}
     for run in runs:
         asked = {name: value for name, value in run.options.items() if name not in SERVER_AND_LOAD}
@@ -153,7 +154,7 @@ def workloads(runs: Iterable[Saved]) -> list[Workload]:
 
 
 def describe(asked: dict[str, Any]) -> str:
-    """A workload in words."""
+    """Describe a workload for people."""
     name, count = asked["dataset_name"], asked["image_count"]
     images = (
         f"{count} picture{'s' * (count != 1)} of {asked['image_resolution']} "
@@ -187,7 +188,7 @@ def pooled(samples: Sequence[Values], statistic: Statistic) -> float:
 def interval(
     samples: Sequence[Values], statistic: Statistic = np.median, seed: int = 0
 ) -> Interval:
-    """A statistic of all values together, with its interval."""
+    """Return a statistic of all values together, with its interval."""
     if not samples:
         return Interval(float("nan"), float("nan"), float("nan"))
     low, high = np.percentile(list(_draws(samples, statistic, seed)), [2.5, 97.5])
@@ -197,8 +198,9 @@ def interval(
 def ratio(
     over: Sequence[Values], under: Sequence[Values], statistic: Statistic = np.median
 ) -> Interval:
-    """statistic(over) / statistic(under), with its interval; NaN if either is zero (answers in one
-    piece have no TPOT).
+    """Return statistic(over) / statistic(under) with its interval.
+
+    Return NaN if either is zero or has no values (an answer with a single event has no TPOT).
     """
     if not over or not under or not pooled(over, statistic) or not pooled(under, statistic):
         return Interval(float("nan"), float("nan"), float("nan"))
@@ -212,8 +214,9 @@ def ratio(
 
 
 def rate_ratio(over: Values, under: Values) -> Interval:
-    """mean(over) / mean(under) of figures that each run has one of; no interval for fewer than
-    three runs on either side.
+    """Return mean(over) / mean(under) of values of which each run has one.
+
+    The interval's bounds are NaN if either side has fewer than three runs.
     """
     value = float(over.mean() / under.mean()) if under.mean() else float("nan")
     if min(len(over), len(under)) < 3:
@@ -250,7 +253,7 @@ def p99(values: Values) -> float:
 
 
 def compare(first: Group, second: Group) -> list[Comparison]:
-    """The metrics of two groups under the same load, side by side."""
+    """Compare the metrics of two groups at the same load level."""
     found = []
     for metric, field, statistic in (
         ("TTFT, median", "ttft", np.median),
@@ -289,10 +292,10 @@ def compare(first: Group, second: Group) -> list[Comparison]:
 
 
 def stage_times(requests: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean ms per request by stage; the stages add up to the request's E2E.
+    """Return the mean ms per request by stage. The stages add up to the request's E2E.
 
-    STAGES if all answers carry a Saccade server's trace; else the stages visible from outside:
-    OUTSIDE.
+    The stages are STAGES if all answers have a Saccade server's trace, and otherwise OUTSIDE, which
+    the client can measure.
     """
     if all("ms" in (request.get("saccade") or {}) for request in requests):
         return _means(STAGES, [split(request["saccade"], request["e2e"]) for request in requests])
@@ -309,12 +312,12 @@ def _means(names: Sequence[str], rows: Sequence[tuple[float, ...]]) -> dict[str,
 
 
 def split(trace: dict[str, Any], seen: float) -> tuple[float, ...]:
-    """A request's `seen` ms by STAGES. Images are handled side by side; the request waited for the
-    slowest.
+    """Divide a request's `seen` ms among STAGES. Its images are processed concurrently, so that
+    only the slowest one counts.
 
-    prepare: the front's time beside the slowest image's fetch and digest; prefill: from its
-    embedding to the first token (earlier chunks were computed meanwhile); network: the client's
-    time beyond the server's own total.
+    prepare: the front's time except for the slowest image's fetch and digest.
+    prefill: from the end of encoding to the first token (earlier chunks overlap with encoding).
+    network: the client's time beyond the server's own total.
     """
     prepared, first, total = (
         float(trace["ms"][moment]) for moment in ("prepared", "first_token", "total")
@@ -339,7 +342,7 @@ def split(trace: dict[str, Any], seen: float) -> tuple[float, ...]:
 def _longest(
     times: Sequence[dict[str, float]], names: tuple[str, ...], window: float
 ) -> list[float]:
-    """The named stages of the slowest image in them, cut to its window of time."""
+    """Return the named stages of the slowest image, scaled down to fit into `window` ms."""
     spent = max(
         ([float(each.get(name, 0.0)) for name in names] for each in times),
         key=sum,

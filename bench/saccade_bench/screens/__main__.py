@@ -1,12 +1,12 @@
-"""What a changed screenshot costs a vision tower that sees tiles apart.
+"""Measure the cost of a changed screenshot in vision encoders that encode tiles independently.
 
     python -m saccade_bench.screens [--formats PNG JPEG]
     python -m saccade_bench.screens --base-url http://127.0.0.1:8000 [--events caret] [--turns 5]
 
-Without a server it draws a desktop and eight events, makes each family's pixels by our own code,
-names the tiles, and prints the tower's rows per event: per cent that are new. With a server it
-sends the screenshots, and prints the tiles and the TTFT of each event beside those of a cold
-screenshot, in turns.
+Without a server, it draws a desktop and eight events, preprocesses each screenshot as each model
+family does, hashes the tiles, and prints the percentage of patches in new tiles for each event.
+With a server, it sends the screenshots, and prints the tiles and the TTFT of each event, compared
+with those of a screenshot without any cached tiles.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def tile_names(layout: TiledLayout, data: bytes) -> list[tuple[bytes, int]]:
-    """Return the name of each tile of a screenshot, and its rows in the tower."""
+    """Return the hash and the number of patches of each tile of a screenshot."""
     recipe = layout.recipe(HEIGHT, WIDTH, layout.pixel_bounds)
     canvas = np.empty((*recipe.canvas, 3), np.uint8)
     decode_into([(canvas, recipe)], memoryview(data), (HEIGHT, WIDTH), 1)
@@ -56,7 +56,7 @@ def tile_names(layout: TiledLayout, data: bytes) -> list[tuple[bytes, int]]:
 
 
 def new_rows(layout: TiledLayout, before: bytes, after: bytes) -> tuple[int, int]:
-    """Return the tower's rows for the second screenshot: those of new tiles, and all."""
+    """Return the number of patches in new tiles of the second screenshot, and in all its tiles."""
     seen = {name for name, _ in tile_names(layout, before)}
     shown = tile_names(layout, after)
     fresh = {name: rows for name, rows in shown if name not in seen}
@@ -64,7 +64,7 @@ def new_rows(layout: TiledLayout, before: bytes, after: bytes) -> tuple[int, int
 
 
 def show_rows(format: Format) -> None:
-    """Print each family's rows per event."""
+    """Print the percentage of new patches by family and event."""
     table = Table("family", *EVENTS, "mean seen %", "reported %", title=f"new rows %, {format}")
     quiet = screenshot(QUIET, format)
     shots = [screenshot(event, format) for event in EVENTS.values()]
@@ -77,7 +77,7 @@ def show_rows(format: Format) -> None:
 
 
 def show_served(screens: ServedScreens, events: Sequence[str], turns: int) -> None:
-    """Print tiles and the shortest TTFT per event, beside a cold screenshot's in turns."""
+    """Print the tiles and the minimum TTFT of each event, with and without cached tiles."""
     table = Table("event", "tiles new", "seen", "TTFT ms", "cold ms", "ratio")
     for name in events:
         pairs = [screens.turn(EVENTS[name], f"{name} {turn}") for turn in range(turns)]

@@ -1,7 +1,4 @@
-"""A drawn desktop of 1920 x 1080, and what happens on it from one screenshot to the next.
-
-Owns the drawing. Knows nothing of towers or servers.
-"""
+"""Screenshots of a desktop of 1920 x 1080, and of events that change it."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ BAR, TERMINAL, GREEN = (44, 48, 58), (16, 18, 24), (120, 220, 140)
 
 @dataclass(frozen=True, slots=True)
 class Desktop:
-    """What is on the screen."""
+    """The state of the desktop."""
 
     clock: str = "10:41"
     caret: bool = False
@@ -49,16 +46,16 @@ EVENTS: Mapping[str, Desktop] = {
     "dialog": replace(QUIET, dialog=True),
     "page scroll": replace(QUIET, page_line=15),
 }
-"""Of the first picture, one event each."""
+"""The desktop after one event each."""
 
 
 def screenshot(desktop: Desktop, format: Format = "PNG") -> bytes:
-    """Draw the desktop and return the file, a PNG or a JPEG of quality 85."""
+    """Return a screenshot as a PNG, or as a JPEG of quality 85."""
     return save(draw(desktop), format, **({"quality": 85} if format == "JPEG" else {}))
 
 
 def draw(desktop: Desktop) -> Image.Image:
-    """Draw the desktop: a bar, a terminal on the left, and a page on the right."""
+    """Draw the desktop: a menu bar, a terminal on the left, and a document on the right."""
     image = Image.new("RGB", (WIDTH, HEIGHT), (70, 96, 122))
     pen = ImageDraw.Draw(image)
     _page(pen, desktop)

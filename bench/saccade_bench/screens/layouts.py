@@ -1,7 +1,4 @@
-"""The tiles of published checkpoints, by family, and what an earlier report found of them.
-
-Owns the numbers. Knows nothing of weights.
-"""
+"""The tile rules of published checkpoints by family, and results from an earlier report."""
 
 from __future__ import annotations
 
@@ -24,17 +21,19 @@ CANDIDATES = (
     (384, 2688), (2688, 384), (384, 3072), (3072, 384), (768, 1536), (1536, 768), (384, 3456),
     (3456, 384), (1152, 1152),
 )  # fmt: skip
-"""Of DeepSeek-VL2, (width, height)."""
+"""DeepSeek-VL2's candidate resolutions, (width, height)."""
 
 
 class TiledLayout(ImageLayout, TileLayout, Protocol):
-    """Both at once."""
+    """A family's layout that supports both images and tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTiles:
-    """A family's tiles. reported: per cent of the tower's pixels that were equal, as the mean of
-    eight events on another drawn desktop. leads: tiles come before the whole image in the prompt.
+    """A family's tiles.
+
+    reported: percentage of unchanged pixels, as the mean of eight events on another desktop.
+    leads: True if tiles come before the thumbnail in the prompt.
     """
 
     layout: TiledLayout

@@ -1,8 +1,8 @@
-"""What a new photo costs two servers of one model, in CPU seconds of all their processes, in turns.
+"""Compare the CPU time of new photos on two servers of one model, with alternating requests.
 
     python -m saccade_bench.screens.photos URL,PID URL,PID [--resolution 1440p] [--rounds 30]
 
-PID is a server's first process. Serve with and without tile names, for example from two folders.
+PID is the server's main process. For example, serve two checkouts, with and without tile hashes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade_bench.load.images import DrawnImage, encode, parse_resolution
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what a server's processes have computed, to the nanosecond."""
+    """Return the CPU seconds of a server's processes, with nanosecond precision."""
     server = psutil.Process(pid)
     spent = 0
     for process in (server, *server.children(recursive=True)):
@@ -33,7 +33,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class PhotoServer:
-    """A server, and what each photo cost it."""
+    """A server, and the CPU seconds that each photo took."""
 
     def __init__(self, word: str) -> None:
         url, pid = word.rsplit(",", 1)
@@ -43,7 +43,7 @@ class PhotoServer:
         self.spent: list[float] = []
 
     def ask(self, photo: bytes) -> None:
-        """Show a photo, and keep what it cost."""
+        """Send a photo, and record its CPU time."""
         parts = [image_part(photo, "image/jpeg"), {"type": "text", "text": "go"}]
         messages = [{"role": "user", "content": parts}]
         before = cpu_seconds(self._pid)
@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     servers = [PhotoServer(word) for word in given.servers]
     width, height = parse_resolution(given.resolution, "--resolution").low
-    first = secrets.randbelow(1 << 32)  # photos of an earlier run would be seen ones
+    first = secrets.randbelow(1 << 32)  # so that photos of earlier runs are not repeated
     for turn in range(given.rounds + 1):
         photo = encode(DrawnImage("photo", width, height, first + turn))
         for server in servers if turn % 2 else servers[::-1]:

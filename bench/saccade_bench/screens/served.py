@@ -1,4 +1,4 @@
-"""One screenshot after another against a Saccade server: tiles by the trace, and TTFT."""
+"""Send screenshots to a Saccade server, and measure TTFT and reused tiles (from the trace)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from saccade_bench.screens.desktop import QUIET, Desktop, Format, screenshot
 
 
 class TimedTurn(NamedTuple):
-    """Milliseconds to the first token behind another screenshot, and cold; and its tiles."""
+    """TTFT in ms after a similar screenshot (`warm`) and without one (`cold`), and the number of
+    new and of cached tiles in the former.
+    """
 
     warm: float
     cold: float
@@ -22,7 +24,7 @@ class TimedTurn(NamedTuple):
 
 
 class ServedScreens:
-    """A server, and the salts of this run."""
+    """A server, and a `cache_salt` prefix that is unique to this run."""
 
     def __init__(self, url: str, format: Format) -> None:
         self._http = httpx.Client(base_url=url.removesuffix("/v1"), timeout=600)
@@ -30,7 +32,7 @@ class ServedScreens:
         self._format, self._run = format, secrets.token_hex(4)
 
     def turn(self, event: Desktop, name: str) -> TimedTurn:
-        """Send an event's screenshot cold, and then, to another tenant, behind the quiet one."""
+        """Send an event's screenshot cold, and then, as another tenant, after the initial one."""
         shot, quiet = (screenshot(each, self._format) for each in (event, QUIET))
         cold, _ = self._ask(shot, f"{self._run} cold {name}")
         self._ask(quiet, f"{self._run} warm {name}")

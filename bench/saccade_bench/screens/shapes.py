@@ -1,11 +1,11 @@
-"""Checkpoints of published widths and tiles, at a quarter of the depth, with random weights.
+"""Random checkpoints with published widths and tile rules, at a quarter of the depth.
 
     python -m saccade_bench.screens.shapes smolvlm FOLDER
     python -m saccade_bench.screens.shapes minicpmv4_6 FOLDER
 
-Tower and language model are as wide as in SmolVLM-256M and MiniCPM-V 4.6, and as deep beside each
-other. Their pixels are the published ones, so `python -m saccade_bench.screens --base-url` times a
-screenshot as these models would show it.
+The vision encoder and the language model are as wide as those of SmolVLM-256M and MiniCPM-V 4.6,
+with the same ratio of depths. Images are preprocessed as published, so that `python -m
+saccade_bench.screens --base-url` shows the relative TTFT of these models.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SHAPES: Mapping[str, tuple[Fields, Fields, Fields]] = {
         {"scale_resolution": 448, "max_slice_nums": 9, "patch_size": 14},
     ),
 }
-"""Of the tower, of the language model, and of the image processor."""
+"""Settings of the vision encoder, of the language model, and of the image processor."""
 
 
 def make(family: str, folder: Path) -> Path:
-    """Write the checkpoint of a family."""
+    """Write a family's checkpoint."""
     vision, text, processor = SHAPES[family]
     make_checkpoint(folder, family, vision=vision, text=text)
     path = folder / "preprocessor_config.json"

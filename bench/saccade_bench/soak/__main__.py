@@ -1,12 +1,13 @@
-"""Does a server stay right, and as large as it is? Every kind of request for as long as you like.
+"""Check that a server stays correct and does not leak memory under all kinds of requests.
 
     python -m saccade_bench.soak --seconds 3600 --output soak.json
     python -m saccade_bench.soak --seconds 600 --ranker FOLDER    # also scores and ranks
 
-Serves the demo model with caches so small that all of them evict, and a second, cold server. A
-client draws a kind of request and a seed. Its answer must be that of the cold server, which is
-asked once for each, alone, and forgets everything in between. Prints, once a minute, what each
-process holds. The status is 1 if an answer was wrong or a status was not expected. Loopback only.
+Serves the demo model with caches so small that all of them evict, and a second server as a cold
+reference. Each client repeatedly picks a kind of request and a seed. The answer must equal that of
+the reference, which is asked once per request, without concurrency and with flushed caches. Prints
+the memory of each process once a minute. The exit status is 1 if an answer or a status was wrong.
+Only uses the loopback interface.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ SMALL = (
 )
 COLD = ("--tune", "disable_radix_cache=true", "--speculative", "off")
 NEW = 1 << 20
-"""Seeds from here on come once."""
+"""Seeds from here on are used once."""
 COMPARED_SHARE = 16
-"""One of so many new requests is compared."""
+"""One in this many requests with a new seed is compared."""
 KEPT_FAULTS = 50
 METRICS = (
     'saccade_kv_pages{owner="free"}',
@@ -57,7 +58,7 @@ METRICS = (
 
 
 class Reference:
-    """Answers of a server that has seen nothing, by kind and seed. Any thread may ask."""
+    """Answers of a server with empty caches, by kind and seed. Thread-safe."""
 
     def __init__(self, asker: SoakClient) -> None:
         self._asker = asker
@@ -65,7 +66,7 @@ class Reference:
         self._asking = threading.Lock()
 
     def answer(self, kind: Kind, seed: int) -> str:
-        """Return the right answer. Raises what `Kind.ask` does."""
+        """Return the expected answer. Raises what `Kind.ask` raises."""
         key = kind.name, seed
         with self._asking:
             if key not in self._answers:
@@ -76,7 +77,7 @@ class Reference:
 
 @dataclass
 class Counts:
-    """What came of the requests, by kind."""
+    """Counts of requests by kind and outcome."""
 
     asked: Counter[str]
     compared: Counter[str]
@@ -86,7 +87,7 @@ class Counts:
 
 
 class Run:
-    """Clients that draw requests until time is up."""
+    """Clients that send random requests until time is up."""
 
     def __init__(self, reference: Reference, kinds: Sequence[Kind]) -> None:
         self._reference = reference
@@ -100,7 +101,7 @@ class Run:
         self._over.set()
 
     def work(self, asker: SoakClient, seed: int) -> None:
-        """Be one client."""
+        """Run one client."""
         draw = random.Random(seed)
         weights = [kind.weight for kind in self._kinds]
         while not self._over.is_set():
@@ -119,7 +120,7 @@ class Run:
         try:
             answer = json.dumps(kind.ask(asker, seed))
             right = self._reference.answer(kind, seed) if compared else answer
-        except Exception as error:  # whatever an answer lacks is a fault of the server
+        except Exception as error:  # if a response lacks anything, the server is at fault
             self._note(counts.failed, f"{name} {seed}: {type(error).__name__}: {error}", name)
             return
         with self._lock:
@@ -137,7 +138,7 @@ class Run:
 
 @contextmanager
 def images_by_url() -> Iterator[str]:
-    """Serve the image of SEED at /SEED."""
+    """Serve the image of a seed at /SEED."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -161,7 +162,7 @@ def images_by_url() -> Iterator[str]:
 
 
 def sample(server: Server, run: Run, seconds: float) -> dict[str, Any]:
-    """Return the present state of a server."""
+    """Return the current state of a server."""
     found = series(httpx.get(f"{server.url}/metrics", timeout=120).text)
     return {
         "seconds": round(seconds),
@@ -172,7 +173,7 @@ def sample(server: Server, run: Run, seconds: float) -> dict[str, Any]:
 
 
 def describe(taken: dict[str, Any], counts: Counts) -> str:
-    """Return a line."""
+    """Return a sample as one line of text."""
     held = (
         f"{name} {each['rss']:.0f}/{each['pss']:.0f}/{each['heap'] + each['anonymous']:.0f}"
         for name, each in taken["processes"].items()
@@ -184,7 +185,7 @@ def describe(taken: dict[str, Any], counts: Counts) -> str:
 
 
 def soak(server: Server, run: Run, askers: Sequence[SoakClient], given: argparse.Namespace) -> None:
-    """Ask until the time is up, and write a sample once in `--every` seconds."""
+    """Send requests until the time is up, and write a sample every `--every` seconds."""
     threads = [
         threading.Thread(target=run.work, args=(asker, seed)) for seed, asker in enumerate(askers)
     ]
@@ -229,7 +230,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dtype",
         default="float32",
-        help="number format of the demo model; in others answers may depend on what is cached",
+        help="data type of the demo model; in others, answers may depend on cached content",
     )
     parser.add_argument("--output", type=Path, required=True, help="a JSON file")
     given = parser.parse_args(words)

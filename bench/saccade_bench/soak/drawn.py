@@ -1,4 +1,4 @@
-"""Media that follow from a seed: images, clips, PDFs and texts, small enough to send thousands."""
+"""Media generated from a seed: images, clips, PDFs and texts, small enough to send thousands."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 
 
 def text(seed: int, longest: int = 40) -> str:
-    """Return words."""
+    """Return random words."""
     draw = random.Random(seed)
     return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
 
 
 @lru_cache(512)
 def image(seed: int, size: tuple[int, int] | None = None) -> bytes:
-    """Return a file that shows a number, which the demo model can read."""
+    """Return an image file that shows a number, which the demo model can read."""
     drawn = draw_reading(seed, "number", size).encoded
     kind = FORMATS[seed % len(FORMATS)]
     if kind == "PNG":
@@ -66,7 +66,7 @@ def document(seed: int) -> bytes:
 
 
 def part(url: str, **fields: Any) -> dict[str, Any]:
-    """Return an image as chat completions take it."""
+    """Return an image as a content part of chat completions."""
     return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 

@@ -1,7 +1,6 @@
-"""Every kind of request that a client sends, each a function of a server and a seed.
+"""Every kind of request that a client sends, each as a function of a server and a seed.
 
-A kind returns what must be equal each time it is asked with the same seed. Knows nothing of the
-server's insides, and of no other server.
+It returns what must be equal each time the same seed is used.
 """
 
 from __future__ import annotations
@@ -25,17 +24,19 @@ OK = frozenset({200})
 REFUSED = frozenset({400, 404, 413, 415, 422})
 MAX_POLLS = 600
 DIGITS = 3
-"""Of numbers that are compared: sums of float32 depend on what is computed together."""
+"""Digits of numbers that are compared. Results in float32 depend on the batch."""
 
 
 class UnexpectedStatus(Exception):
-    """A status that the kind does not expect."""
+    """The response has a status that the request's kind does not expect."""
 
 
 @dataclass
 class SoakClient:
-    """A server as one client sees it. `origin`: where it finds images by URL. `requests` and
-    `statuses` count what was sent and came back.
+    """A client of the server.
+
+    `origin` is the base URL at which the server can fetch images. `statuses` counts responses by
+    status.
     """
 
     client: httpx.Client
@@ -47,28 +48,28 @@ class SoakClient:
     def send(
         self, method: str, path: str, expected: frozenset[int] = OK, **how: Any
     ) -> httpx.Response:
-        """Send a request. Raises UnexpectedStatus."""
+        """Send a request and check the status. Raises UnexpectedStatus."""
         answer = self.client.request(method, path, **how)
         self.check(answer, expected)
         return answer
 
     def check(self, answer: httpx.Response, expected: frozenset[int] = OK) -> None:
-        """Count a status. Raises UnexpectedStatus."""
+        """Count the status. Raises UnexpectedStatus if it is not expected."""
         status = answer.status_code
         self.statuses[status] = self.statuses.get(status, 0) + 1
         if status not in expected:
             raise UnexpectedStatus(f"{status}: {answer.read()[:300].decode(errors='replace')}")
 
     def post(self, path: str, body: dict[str, Any], expected: frozenset[int] = OK) -> Any:
-        """Return the JSON of an answer. Raises UnexpectedStatus."""
+        """POST a JSON body and return the response's JSON. Raises UnexpectedStatus."""
         return self.send("POST", path, expected, json={"model": self.model, **body}).json()
 
     def chat(self, content: Any, **fields: Any) -> list[Any]:
-        """Ask a chat of one message, at temperature 0."""
+        """Send a chat with one message, at temperature 0."""
         return self.chats([{"role": "user", "content": content}], **fields)
 
     def chats(self, messages: list[dict[str, Any]], **fields: Any) -> list[Any]:
-        """Return what each choice says and calls, and how it ended."""
+        """Return the text, the tool calls and the finish reason of each choice."""
         body = {"messages": messages, "temperature": 0, "max_tokens": 12, **fields}
         return [
             [
@@ -80,7 +81,7 @@ class SoakClient:
         ]
 
     def upload(self, data: bytes, name: str, purpose: str = "vision") -> str:
-        """Return the id of an uploaded file. Raises UnexpectedStatus."""
+        """Upload a file and return its id. Raises UnexpectedStatus."""
         how: dict[str, Any] = {"files": {"file": (name, data)}, "data": {"purpose": purpose}}
         return str(self.send("POST", "/v1/files", **how).json()["id"])
 
@@ -88,7 +89,7 @@ class SoakClient:
         self.send("DELETE", f"/v1/files/{name}")
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream."""
+        """Yield the events of a streamed response."""
         whole = {"model": self.model, "stream": True, **body}
         with self.client.stream("POST", path, json=whole) as answer:
             self.check(answer)
@@ -98,7 +99,7 @@ class SoakClient:
 
 
 def sampled(seed: int) -> dict[str, Any]:
-    """Return fields of a choice by chance, which `seed` decides."""
+    """Return fields for random sampling with this seed for a third of the seeds."""
     return {"temperature": 0.8, "top_p": 0.9, "seed": seed} if seed % 3 == 0 else {}
 
 
@@ -116,7 +117,7 @@ def ask_image(asker: SoakClient, seed: int) -> Any:
 
 
 def ask_images(asker: SoakClient, seed: int) -> Any:
-    """Two images, the second a part of the first, and more than one answer."""
+    """Ask about an image and a region of it, with two choices and log-probabilities."""
     first = drawn.image_url(seed, (160, 120))
     parts = (drawn.part(first), drawn.part(first, region=[10, 10, 90, 80]))
     return asker.chat(drawn.about(*parts), n=2, logprobs=True, top_logprobs=2)
@@ -139,7 +140,7 @@ def ask_salted(asker: SoakClient, seed: int) -> Any:
 
 
 def ask_turns(asker: SoakClient, seed: int) -> Any:
-    """A chat that grows, with an image in every second turn."""
+    """Send a growing chat with an image in every second turn."""
     messages: list[dict[str, Any]] = []
     for turn in range(4):
         content: Any = drawn.text(seed + turn, 12)
@@ -152,7 +153,7 @@ def ask_turns(asker: SoakClient, seed: int) -> Any:
 
 
 def ask_trimming(asker: SoakClient, seed: int) -> Any:
-    """An agent that keeps its last two screenshots."""
+    """Act as an agent that keeps its last two screenshots."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": drawn.text(seed, 60)}]
     for step in range(5):
         shown = drawn.part(drawn.image_url(3 * (seed + step), (160, 96)))
@@ -171,7 +172,7 @@ def ask_stream(asker: SoakClient, seed: int) -> Any:
 
 
 def leave_stream(asker: SoakClient, seed: int) -> Any:
-    """A long stream whose client goes after a few events."""
+    """Start a long stream, and disconnect after a few events."""
     messages = [{"role": "user", "content": drawn.text(seed)}]
     body = {"messages": messages, "max_tokens": 400, "ignore_eos": True}
     for number, _ in enumerate(asker.events(CHAT, body)):
@@ -181,7 +182,7 @@ def leave_stream(asker: SoakClient, seed: int) -> Any:
 
 
 def leave_at_once(asker: SoakClient, seed: int) -> Any:
-    """A request with a new image whose client does not wait."""
+    """Send a request with a new image, and disconnect immediately."""
     messages = [{"role": "user", "content": drawn.about(drawn.part(drawn.image_url(seed)))}]
     body = {"model": asker.model, "messages": messages, "max_tokens": 50}
     wait = httpx.Timeout(60, read=0.001 + seed % 30 / 1000)
@@ -215,7 +216,7 @@ def ask_schema(asker: SoakClient, seed: int) -> Any:
 
 
 def ask_message(asker: SoakClient, seed: int) -> Any:
-    """Anthropic's API, every second one as a stream."""
+    """Use Anthropic's API, with a stream for odd seeds."""
     source = {"type": "base64", "media_type": "image/png"}
     picture = {**source, "data": base64.b64encode(drawn.image(seed)).decode()}
     content = drawn.about({"type": "image", "source": picture})
@@ -227,7 +228,7 @@ def ask_message(asker: SoakClient, seed: int) -> Any:
 
 
 def said(answer: dict[str, Any]) -> list[Any]:
-    """Return the texts and calls of a response."""
+    """Return the texts and actions of a response."""
     return [
         [each["type"], [part["text"] for part in each.get("content") or ()], each.get("actions")]
         for each in answer["output"]
@@ -235,7 +236,7 @@ def said(answer: dict[str, Any]) -> list[Any]:
 
 
 def ask_responses(asker: SoakClient, seed: int) -> Any:
-    """A file, a stored response, another one after it, and all of it deleted."""
+    """Upload a file, create a response and a follow-up, and delete everything."""
     name = asker.upload(drawn.image(seed), "a.png")
     shown = {"type": "input_image", "file_id": name}
     question = {"type": "input_text", "text": drawn.QUESTION}
@@ -252,7 +253,7 @@ def ask_responses(asker: SoakClient, seed: int) -> Any:
 
 
 def use_computer(asker: SoakClient, seed: int) -> Any:
-    """Two turns of a computer: an action, and what the screen shows then."""
+    """Send two turns of computer use: a task, and a screenshot after the model's action."""
     shown = {"type": "input_image", "image_url": drawn.image_url(3 * seed, (320, 200))}
     task = {"role": "user", "content": [{"type": "input_text", "text": "Click."}, shown]}
     body = {
@@ -285,7 +286,7 @@ def ask_clip(asker: SoakClient, seed: int) -> Any:
 
 
 def ask_document(asker: SoakClient, seed: int) -> Any:
-    """A PDF whole, a page of it, or a part of a page."""
+    """Ask about a PDF, about one of its pages, or about a region of a page."""
     data = data_url(drawn.document(seed), "application/pdf")
     some = {"page": 1, "region": [10, 10, 150, 120]} if seed % 3 == 2 else {}
     file = {"file_data": data, "filename": "a.pdf", "max_pixels": 65536, **some}
@@ -313,7 +314,7 @@ def decide(asker: SoakClient, seed: int) -> Any:
 
 
 def rank(asker: SoakClient, seed: int) -> Any:
-    """Scores and ranks of texts and an image, by the server that ranks."""
+    """Request scores and ranks of texts and an image from the ranking server."""
     picture = {"content": [drawn.part(drawn.image_url(seed))]}
     documents = [drawn.text(seed), picture, drawn.text(seed + 1)]
     body = {"query": drawn.text(seed + 2, 5), "documents": documents}
@@ -327,7 +328,7 @@ def rank(asker: SoakClient, seed: int) -> Any:
 
 
 def run_batch(asker: SoakClient, seed: int) -> Any:
-    """A file of three requests, and the file of their answers."""
+    """Upload a batch of three requests, wait for it, and return the answers."""
     lines = []
     for number in range(3):
         content: Any = drawn.text(seed + number, 10)
@@ -368,14 +369,14 @@ def _bad_bodies(seed: int) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def refuse(asker: SoakClient, seed: int) -> Any:
-    """A bad request, and the words that say so."""
+    """Send an invalid request, and return the error."""
     bodies = [*_bad_bodies(seed)]
     path, body = bodies[seed % len(bodies)]
-    return asker.post(path, body, REFUSED)["error"]  # Messages names the request beside it
+    return asker.post(path, body, REFUSED)["error"]  # the rest may include a request id
 
 
 def refuse_bytes(asker: SoakClient, seed: int) -> Any:
-    """A body that is no JSON."""
+    """Send a body that is not JSON."""
     data = random.Random(seed).randbytes(seed % 2000)
     head = {"content-type": "application/json"}
     asker.send("POST", CHAT, REFUSED, content=b'{"a":' + data, headers=head)
@@ -383,7 +384,7 @@ def refuse_bytes(asker: SoakClient, seed: int) -> Any:
 
 
 def look_around(asker: SoakClient, seed: int) -> Any:
-    """What operators and pages ask."""
+    """Send the requests of operators and web pages."""
     for path in ("/health", "/v1/models", "/v1/files", "/metrics", "/openapi.json", "/"):
         asker.send("GET", path)
     asker.send("GET", f"/none/{seed}", REFUSED)
@@ -392,8 +393,10 @@ def look_around(asker: SoakClient, seed: int) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """`pool`: its seeds, so that requests come again; 0: each is new. `compared`: its answer is
-    the same on another server.
+    """A kind of request.
+
+    `pool` is the number of seeds, so that requests repeat. 0: each seed is new. `compared` is True
+    if the answer must be the same on another server.
     """
 
     ask: Callable[[SoakClient, int], Any]

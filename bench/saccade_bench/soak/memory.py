@@ -1,4 +1,4 @@
-"""What each process of a server holds: memory by kind, descriptors, threads."""
+"""Resources of a server's processes: memory by kind, file descriptors, threads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ MODULES = {"saccade.engine.main": "engine", "saccade.runtime.process": "worker"}
 
 @dataclass
 class HeldMemory:
-    """All processes of one name together, in MB. pss: pages that several share are divided among
-    them. heap: of malloc's first arena. anonymous: other memory without a file.
+    """The sum over all processes of one name. Sizes are in MB.
+
+    pss: memory in which shared pages are divided among their processes.
+    heap: the [heap] segment, which has malloc's main arena.
+    anonymous: other memory that is not backed by a file.
     """
 
     processes: int = 0
@@ -30,7 +33,7 @@ class HeldMemory:
 
 
 def processes(front: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield the server's processes, each with its name in a table."""
+    """Yield the server's processes, each with its name in tables."""
     root = psutil.Process(front)
     yield "front", root
     for process in root.children(recursive=True):
@@ -41,7 +44,7 @@ def processes(front: int) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def held_by(front: int) -> dict[str, HeldMemory]:
-    """Return what the processes hold now. A process that ends meanwhile is left out."""
+    """Return the current resources of the processes. Processes that exit meanwhile are skipped."""
     found: dict[str, HeldMemory] = {}
     for name, process in processes(front):
         with suppress(OSError, psutil.Error):

@@ -1,14 +1,14 @@
-"""Published workloads with images that come again, against any OpenAI-compatible server.
+"""Run published workloads with repeated images against any OpenAI-compatible server.
 
     python -m saccade_bench.workloads growing-chat --base-url http://127.0.0.1:8000
     python -m saccade_bench.workloads window --published
     python -m saccade_bench.workloads all --peer vllm=http://127.0.0.1:8001 --pid 4711
 
-Names: window, identical, same-images, half-seen, growing-chat, trimming, all. Sizes are small, for
-a CPU: `--published` takes the published ones, and options change each. Every request goes to each
-server in turn; a server's own answers go on. Prints, for each turn, prompt tokens computed (where
-usage has `cached_tokens`), images encoded (of a Saccade server), TTFT, CPU time (of `--pid`), and
-what a seen image adds to each.
+WORKLOAD is window, identical, same-images, half-seen, growing-chat, trimming or all. Sizes are
+small by default, for a CPU. `--published` uses the published ones, and options change single
+values. Servers take turns, and each continues with its own answers. Prints for each turn the
+computed prompt tokens (if usage has `cached_tokens`), encoded images (of a Saccade server), TTFT
+and CPU time (of `--pid`), and how much each value grows with every repeated image.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS: dict[str, Callable[[WorkloadRound], float | None]] = {
     "CPU ms": lambda each: each.cpu,
 }
 SEEN = ("computed", "TTFT ms", "CPU ms")
-"""What a seen image adds to."""
+"""Values for which the cost of a repeated image is estimated."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -45,14 +45,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("workload", choices=[*WORKLOADS, "all"])
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
-    parser.add_argument("--pid", type=int, help="the server's process, for its CPU time")
+    parser.add_argument("--pid", type=int, help="the server's process, to measure its CPU time")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
-    parser.add_argument("--published", action="store_true", help="take the published size")
+    parser.add_argument("--published", action="store_true", help="use the published size")
     parser.add_argument("--users", type=int)
     parser.add_argument("--turns", type=int)
     parser.add_argument("--counts", type=int, nargs="+", help="images in a request or window")
     parser.add_argument("--size", help="WIDTHxHEIGHT")
-    parser.add_argument("--words", type=int, help="of text")
+    parser.add_argument("--words", type=int, help="words of text")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--habits", nargs="+", choices=list(HABITS))
     parser.add_argument("--pause", type=float, default=0.3, help="seconds between turns")
@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def size_of(name: str, given: argparse.Namespace) -> WorkloadSize:
-    """Return a workload's size as the command line says."""
+    """Return a workload's size: the default or the published one, changed by the options."""
     size = PUBLISHED[name].size if given.published else WorkloadSize()
     if name == "window" and not given.published:
         size = replace(size, counts=(2, 5))
@@ -88,7 +88,7 @@ def size_of(name: str, given: argparse.Namespace) -> WorkloadSize:
 
 
 def target(label: str, url: str, pid: int | None = None) -> PeerServer:
-    """Return a server with the name of its first model."""
+    """Return a server and the name of its first model."""
     url = url.removesuffix("/").removesuffix("/v1")
     models = httpx.get(f"{url}/v1/models", timeout=60).raise_for_status().json()
     return PeerServer(label, url, models["data"][0]["id"], pid)
@@ -102,7 +102,7 @@ def show(
     seed: int,
     pause: float,
 ) -> None:
-    """Run a workload, and print its table beside what is published."""
+    """Run a workload, and print its results next to the published ones."""
     width, height = size.resolution
     console.print(f"\n{name}: {size.users} users at once, images of {width}x{height}")
     table = Table("", "server", "", "by turn", "a seen image adds")
@@ -111,7 +111,7 @@ def show(
         for each in targets:
             salt = f"{name} {seed} {group[0].partition(',')[0]}"
             task = AgentTask(size=size.resolution, max_tokens=size.max_tokens, salt=salt)
-            # Images of its own: peers keep those of other workloads, too.
+            # Each workload has new images, because servers may have cached those of others.
             first = random.Random(f"{seed} {name} {number}").randrange(1 << 30)
             rounds = replay(each, group, size.users, first, task, pause)
             found[each.label] += rounds
@@ -128,7 +128,7 @@ def show(
 
 
 def lines(rounds: Sequence[WorkloadRound]) -> Iterator[tuple[str, str]]:
-    """Yield each figure's name and its values by turn."""
+    """Yield each metric's name and its values by turn."""
     for what, read in ROWS.items():
         values = [read(each) for each in rounds]
         if any(value is not None for value in values):
@@ -136,7 +136,7 @@ def lines(rounds: Sequence[WorkloadRound]) -> Iterator[tuple[str, str]]:
 
 
 def added(rounds: Sequence[WorkloadRound], what: str) -> str:
-    """Return what one more seen image adds to a figure, where that can be told."""
+    """Return how much a metric grows with each repeated image, or "" if unknown."""
     if what not in SEEN:
         return ""
     value = per_seen(rounds, [ROWS[what](each) for each in rounds])

@@ -1,14 +1,13 @@
-"""Conversations of published workloads in which images come again, one request after another.
+"""Conversations of published workloads with repeated images.
 
-Owns what is sent, and how many of its images are new and seen. A conversation is a generator: it
-yields a request and takes its answer. Knows nothing of servers.
+A conversation is a generator that yields requests, and is sent the answer to each.
 
-    window        Dynamo's: each turn has the newest images, and all but one were in the turn before
-    identical     sgl-bench's four: the same request again,
-    same-images       the same images under another text,
-    half-seen         seen images, and new ones behind them,
+    window        Dynamo's: each turn sends the newest images, of which all but one were sent before
+    identical     sgl-bench's four: the same request twice,
+    same-images       the same images with another text,
+    half-seen         repeated images followed by new ones,
     growing-chat      a chat with one new image in each round
-    trimming      an agent that trims its history, by habit
+    trimming      an agent that trims its history, with one of several strategies
 """
 
 from __future__ import annotations
@@ -23,8 +22,14 @@ from saccade_bench.agents.run import SYSTEM, WORDS, AgentTask, question, screens
 
 @dataclass(frozen=True)
 class WorkloadSize:
-    """How large a workload is. turns: of a window, a chat, or an agent. counts: of images in a
-    request, or in a window. words: of text. habits: of agents that trim.
+    """The size of a workload.
+
+    users: number of concurrent users.
+    turns: turns of a window, a chat or an agent.
+    counts: numbers of images in a request or a window.
+    resolution: (width, height) of images in pixels.
+    words: words of text.
+    habits: strategies of agents for trimming their history.
     """
 
     users: int = 2
@@ -38,7 +43,7 @@ class WorkloadSize:
 
 @dataclass(frozen=True)
 class Sent:
-    """A request, with the number of its images that are new, and that were sent before."""
+    """A request, with its number of new images and of repeated ones."""
 
     messages: History
     new: int
@@ -47,11 +52,11 @@ class Sent:
 
 Conversation = Generator[Sent, str, None]
 Group = tuple[str, Callable[[int], Conversation]]
-"""A name, and a user's conversation by a seed."""
+"""A name, and a function from a seed to a user's conversation."""
 
 
 def window(size: WorkloadSize, count: int, seed: int) -> Conversation:
-    """Send a window of `count` images that moves on by one in each turn."""
+    """Send a window of `count` images that advances by one in each turn."""
     draw, shots = random.Random(seed), screens(size, seed)
     text = words(draw, size.words)
     shown = [next(shots) for _ in range(count)]
@@ -63,7 +68,7 @@ def window(size: WorkloadSize, count: int, seed: int) -> Conversation:
 
 
 def identical(size: WorkloadSize, count: int, seed: int) -> Conversation:
-    """Send a request, and the same again."""
+    """Send the same request twice."""
     shots = screens(size, seed)
     messages = asked([next(shots) for _ in range(count)], words(random.Random(seed), size.words))
     yield Sent(messages, count, 0)
@@ -71,7 +76,7 @@ def identical(size: WorkloadSize, count: int, seed: int) -> Conversation:
 
 
 def same_images(size: WorkloadSize, count: int, seed: int) -> Conversation:
-    """Send images under one text, and then under another."""
+    """Send the same images with two different texts."""
     draw, shots = random.Random(seed), screens(size, seed)
     shown = [next(shots) for _ in range(count)]
     yield Sent(asked(shown, words(draw, size.words)), count, 0)
@@ -79,7 +84,7 @@ def same_images(size: WorkloadSize, count: int, seed: int) -> Conversation:
 
 
 def half_seen(size: WorkloadSize, count: int, seed: int) -> Conversation:
-    """Send images, and then others behind them: always as many, the largest count."""
+    """Send `count` images, and then the same followed by max(size.counts) new ones."""
     draw, shots, new = random.Random(seed), screens(size, seed), max(size.counts)
     shown = [next(shots) for _ in range(count + new)]
     yield Sent(asked(shown[:count], words(draw, size.words)), count, 0)
@@ -87,7 +92,7 @@ def half_seen(size: WorkloadSize, count: int, seed: int) -> Conversation:
 
 
 def growing_chat(size: WorkloadSize, seed: int) -> Conversation:
-    """Chat, with one new image in each round."""
+    """Send a chat with one new image in each round."""
     draw, shots = random.Random(seed), screens(size, seed)
     history: History = []
     for turn in range(size.turns):
@@ -108,7 +113,9 @@ def trimming(size: WorkloadSize, habit: str, seed: int) -> Conversation:
 
 
 def groups(workload: str, size: WorkloadSize) -> list[Group]:
-    """Return a workload's conversations by group: by images, by habit and task, or one."""
+    """Return a workload's groups of conversations: one for each image count, or for each habit and
+    task, or a single one.
+    """
     if workload == "growing-chat":
         return [("", lambda seed: growing_chat(size, seed))]
     if workload == "trimming":
@@ -142,7 +149,7 @@ def words(draw: random.Random, count: int) -> str:
 
 
 def asked(shown: Sequence[str], text: str, *, text_first: bool = False) -> History:
-    """Return a user's message with images and a text."""
+    """Return a user message with images and a text."""
     parts: list[Json] = [{"type": "image_url", "image_url": {"url": url}} for url in shown]
     told: Json = {"type": "text", "text": text}
     return [{"role": "user", "content": [told, *parts] if text_first else [*parts, told]}]

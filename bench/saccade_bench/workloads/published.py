@@ -1,4 +1,4 @@
-"""What others have published of these workloads, and their sizes there. Data alone."""
+"""Published results of these workloads, and the sizes with which they were measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saccade_bench.workloads.conversations import WorkloadSize
 
 @dataclass(frozen=True)
 class Published:
-    """size: the size. told: the figures, with their source."""
+    """A published workload: its size, and a sentence with the results and their source."""
 
     size: WorkloadSize
     told: str

@@ -1,7 +1,6 @@
-"""Runs conversations against a server, round by round, and counts.
+"""Run conversations against a server, round by round, and measure each round.
 
-Owns the figures of a round: what its users' requests computed, and what the server encoded and
-spent meanwhile. Users ask side by side, and wait for each other between rounds. Knows no workload.
+Users send their requests concurrently, and wait for each other between rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ENCODED = "saccade_images_encoded_total"
 
 @dataclass(frozen=True)
 class PeerServer:
-    """A server. pid: its process, if that is here."""
+    """A server. `pid` is its process if it runs on this machine."""
 
     label: str
     url: str
@@ -35,9 +34,13 @@ class PeerServer:
 
 @dataclass(frozen=True)
 class WorkloadRound:
-    """One round of a group. new, seen: images of a request. computed: prompt tokens of a request
-    that came from no cache, on average; None where the server does not tell. encoded: images, of
-    all users. ttft, cpu: ms of a request.
+    """The results of one round of a group. Values per request are means.
+
+    new, seen: new and repeated images per request.
+    prompt, computed: prompt tokens per request, and those that were not cached. `computed` is None
+        if the server does not report cached tokens.
+    encoded: images encoded for all users.
+    ttft, cpu: ms per request.
     """
 
     new: int
@@ -52,12 +55,12 @@ class WorkloadRound:
 def replay(
     target: PeerServer, group: Group, users: int, seed: int, task: AgentTask, pause: float
 ) -> list[WorkloadRound]:
-    """Run a group's users against a server. `pause`: seconds between rounds."""
+    """Run a group's users against a server, with `pause` seconds between rounds."""
     _, make = group
     conversations = [make(seed + user) for user in range(users)]
     sent: Sequence[Sent] = [next(each) for each in conversations]
     found: list[WorkloadRound] = []
-    fresh = httpx.Limits(max_keepalive_connections=0)  # some servers close what was kept
+    fresh = httpx.Limits(max_keepalive_connections=0)  # some servers drop idle connections
     with httpx.Client(timeout=600, limits=fresh) as client, ThreadPoolExecutor(users) as pool:
 
         def step(each: Sent) -> AgentStep:
@@ -98,9 +101,10 @@ def _next(conversations: Sequence[Conversation], answers: Sequence[str]) -> Iter
 
 
 def per_seen(rounds: Sequence[WorkloadRound], values: Sequence[float | None]) -> float | None:
-    """Return what one more seen image adds to a value: a line through rounds that have some.
+    """Return by how much a value grows with each repeated image, by linear regression over rounds
+    that have repeated images.
 
-    None where a value is unknown, or the rounds cannot tell.
+    Return None if a value is unknown, or if all rounds have the same number of repeated images.
     """
     found = [(each.seen, value) for each, value in zip(rounds, values) if each.seen]
     known = [(seen, value) for seen, value in found if value is not None]
@@ -112,5 +116,5 @@ def per_seen(rounds: Sequence[WorkloadRound], values: Sequence[float | None]) ->
 
 
 def spent_seconds(pid: int | None) -> float | None:
-    """Return the CPU time of a process and all that it started, or None if it is not here."""
+    """Return the CPU seconds of a process and its descendants, or None if it is not found."""
     return None if pid is None or not psutil.pid_exists(pid) else cpu_seconds(pid)

@@ -1,5 +1,5 @@
-"""FlashAttention-3's functions over the library in vLLM's wheel, `_vllm_fa3_C.abi3.so`. Both are
-unpacked together with the other packages that a GPU machine lacks (`gpu_check.plan`).
+"""FlashAttention-3's functions, which call the library in vLLM's wheel, `_vllm_fa3_C.abi3.so`. Both
+files are unpacked with the packages that a GPU machine lacks (`gpu_check.plan`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def _forward(
     scale: float | None,
     causal: bool,
 ) -> torch.Tensor:
-    """Arguments are by position, in the order of the library's schema."""
+    """Call the library, which only has positional arguments, in the order of its schema."""
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     new_keys, rotary_and_scales, window = (None,) * 3, (None,) * 8, (-1, -1)
     keys = (starts_q, starts_k, None, None, lengths_k, max_q, max_k, pages)
-    # softcap, interleaved, scheduler's data, splits, packed heads, reserved multiprocessors, ...
+    # softcap, interleaved, scheduler metadata, splits, packed heads, reserved multiprocessors, ...
     rest = (0.0, True, None, 0, None, 0, None, 1, 0, None)
     forward = torch.ops._vllm_fa3_C.fwd
     found: torch.Tensor = forward(

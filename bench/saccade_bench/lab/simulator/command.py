@@ -1,8 +1,8 @@
-"""`saccade simulate`: a trace through the real caches and scheduler without tensors, with an
-estimate of its cost, beside the measured run if it is one.
+"""`saccade simulate`: run a trace through the real caches and scheduler without tensors, and
+estimate its cost. A replayed run is compared with its measurements.
 
-Hits, encodes, bytes and evictions are counted by the serving code; times come from the constants of
-`costs.py`.
+Hits, encodes, bytes and evictions are counted by the serving code. Times are estimated from the
+constants in `costs.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from saccade_bench.lab.simulator.fleet import Outcome, Simulation
 from saccade_bench.lab.simulator.traces import Replay, RequestTrace, Synthetic
 
 PIPE_COLUMNS = 150
-"""Of a table that goes to a file."""
+"""Width of a table that is written to a file or a pipe."""
 
 
 def simulate(
@@ -47,7 +47,7 @@ def simulate(
     output: SimulateOutput,
     fleet: FleetOptions = FleetOptions(),  # noqa: B008 (frozen)
 ) -> int:
-    """Simulate every arrangement, compare the first with a measured run, and print.
+    """Simulate every routing policy, compare the first with a measured run, and print the results.
 
     Returns the exit status. Raises ConfigError.
     """
@@ -87,7 +87,7 @@ def simulate(
 def _run(
     trace: RequestTrace, profile: Profile, fleet: FleetOptions, *, quiet: bool
 ) -> tuple[list[Outcome], float]:
-    """Return the outcome of each routing, and requests simulated in a second of CPU time."""
+    """Return the outcome of each routing policy, and the simulated requests per CPU second."""
     routings: tuple[Routing, ...] = ("affinity", "random") if len(fleet.names) > 1 else ("random",)
     routings = fleet.routing or routings
     requests, done = trace.requests * len(routings), 0
@@ -125,16 +125,16 @@ def _plain(value: Any) -> Any:
     return value.name if isinstance(value, Path) else value
 
 
-# ---- compared with the measured run
+# ---- comparison with the measured run
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCheck:
-    """One round of all chats."""
+    """One round of all chats, as measured and as simulated."""
 
     round: int
     calls: int
-    cached_measured: int | None  # sum; None where the server does not report it
+    cached_measured: int | None  # sum; None if the server does not report it
     cached: int
     ttft_measured: float  # mean, ms
     ttft: float
@@ -146,8 +146,11 @@ class RoundCheck:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`wrong` of the `compared` calls have another number of cached tokens than was measured.
-    `encoded`: images, measured and simulated, if the run has a trace.
+    """A comparison with a measured run.
+
+    For `wrong` of the `compared` calls, the simulated number of cached tokens differs from the
+    measured one. `encoded` is the measured and the simulated number of encoded images, if the run
+    has a trace.
     """
 
     compared: int
@@ -157,7 +160,7 @@ class Check:
 
     @property
     def ttft_error(self) -> float:
-        """Of the mean over all calls."""
+        """Relative error of the mean TTFT over all calls."""
         measured = sum(line.ttft_measured * line.calls for line in self.rounds)
         return sum(line.ttft * line.calls for line in self.rounds) / measured - 1
 
@@ -200,7 +203,7 @@ def compare(trace: RequestTrace, outcome: Outcome) -> Check:
     )
 
 
-# ---- for people
+# ---- printed output
 
 
 def _table(profile: Profile, outcomes: Sequence[Outcome], pace: float) -> Table:

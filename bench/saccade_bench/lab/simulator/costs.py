@@ -1,6 +1,6 @@
-"""The costs in a simulation: constants of a machine and a model, each with its source.
+"""Constants that determine the costs in a simulation, for a machine and a model, with sources.
 
-All are estimates: `saccade simulate RESULT --check` says how far off.
+All are estimates. `saccade simulate RESULT --check` reports their error.
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ Cost = Annotated[float, Meta(ge=0)]
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds, where nothing else is said.
+    """Costs in milliseconds, unless stated otherwise.
 
     An Mpx is a million pixels, a GB/s a million bytes per ms.
     """
 
     # the front
     request: Cost
-    """Of a request, whatever is in it: HTTP, template, tokens, the way to the engine and back."""
+    """Per request: HTTP, template, tokenization, and messages to the engine and back."""
     seen: Cost
-    """Of every picture sent, seen before or not, per Mpx of its file: base64, digest."""
+    """Per Mpx of the file of every image sent, cached or not: base64 and digest."""
     decode: Cost
-    """Per Mpx of the file."""
+    """Per Mpx of the file, to decode it."""
     resize: Cost
-    """Per Mpx after resizing."""
+    """Per Mpx of the resized image."""
     # the language model
     step: Cost
-    """Of a step, whatever is in it."""
+    """Per step, for the fixed part."""
     token: Cost
-    """Of a prompt token."""
+    """Per prompt token."""
     pair: Cost
-    """Of a prompt token's attention to one token."""
+    """Per pair of a prompt token and a token that it attends to."""
     row: Cost
-    """Of an answer token, beside its step."""
+    """Per output token, in addition to its step."""
     context: Cost
-    """Of an answer token, for each token before it."""
+    """Per output token, for each token before it."""
     # the tower
     encode: Cost
-    """Of the vision tower, for each call."""
+    """Per call of the vision encoder."""
     patch: Cost
-    """Of a patch in the vision tower."""
+    """Per patch in the vision encoder."""
     patch_pair: Cost
-    """Of a patch's attention to one patch of its picture."""
-    # copies, and who decodes
+    """Per pair of a patch and a patch of its image that it attends to."""
+    # copies and image workers
     host_gbs: Positive
-    """Device memory to host memory and back, GB/s."""
+    """Speed of copies between device and host memory, in GB/s."""
     disk_gbs: Positive
-    """From disk to host memory, or to KV pages, GB/s."""
+    """Speed of reads from disk to host memory or to KV pages, in GB/s."""
     workers: Annotated[int, Meta(ge=1)] = 1
-    """Decode workers."""
+    """Number of image workers."""
 
     def encode_ms(self, patches: Iterable[int]) -> float:
-        """Milliseconds for the images encoded in one call."""
+        """Return the milliseconds to encode images in one call, by their numbers of patches."""
         sizes = list(patches)
         return (
             self.encode + sum(n * (self.patch + n * self.patch_pair) for n in sizes)
@@ -81,17 +81,19 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def prefill_ms(self, start: int, length: int) -> float:
-        """Of prompt tokens `[start, start + length)`, without the step."""
+        """Return the ms for prompt tokens `[start, start + length)`, without the step cost."""
         return length * (self.token + (start + length / 2) * self.pair)
 
     def decode_ms(self, pixels: int, resized: int) -> float:
-        """Milliseconds for one image, from its file to resized pixels."""
+        """Return the ms to decode and resize one image."""
         return (pixels * self.decode + resized * self.resize) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica: the model's sizes, and the engine's room. Bytes are per token."""
+    """One replica: the model's sizes, and the engine's capacities. `kv_bytes` and `embedding_bytes`
+    are per token.
+    """
 
     rules: ImageRules
     kv_bytes: int
@@ -106,11 +108,11 @@ class Machine:
 
     @property
     def page_bytes(self) -> int:
-        """Of a page of KV."""
+        """Bytes of a KV page."""
         return self.page_size * self.kv_bytes
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) after resizing."""
+        """Return (height, width) after resizing."""
         return smart_resize(height, width, self.rules)
 
 
@@ -130,26 +132,26 @@ H200 = Profile(
     Costs(
         request=3.0,  # assumed: a few ms of CPU work in the front
         # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of decision
-        # 009's small machine; this host is taken to be alike.
+        # 009's small machine. The host of an H200 is assumed to be as fast.
         seen=0.15,
         decode=2.7,
-        resize=2.4,  # with the way to the engine
+        resize=2.4,  # including the transfer to the engine
         step=4.3,  # 16.4 GB of weights in bf16 at 80 % of 4.8 TB/s (NVIDIA's data sheet)
-        # 15.2 GFLOP a token (7.6 G parameters without embeddings) at 55 % of 989 TFLOPS (the same
-        # sheet)
+        # 15.2 GFLOP per token (7.6 G parameters without embeddings) at 55 % of 989 TFLOPS (same
+        # source)
         token=0.028,
-        # 590 kFLOP a pair (36 layers, 32 heads of 128, 4 a value) at half of that peak
+        # 590 kFLOP per pair (36 layers, 32 heads of 128, 4 per value) at half of that peak
         pair=1.2e-6,
-        row=0.01,  # assumed: sampling and the like
+        row=0.01,  # assumed: sampling and similar work
         context=3.8e-5,  # 147 kB of keys and values at 80 % of 4.8 TB/s
-        # The three that follow go exactly through the published 17 / 39 / 88 ms for 3520 / 8160 /
+        # These three are an exact fit to the published 17 / 39 / 88 ms for 3520 / 8160 /
         # 14400 patches (github.com/sgl-project/sglang/pull/22038).
         encode=8.52,
         patch=1.402e-3,
         patch_pair=2.859e-7,
         host_gbs=50.0,  # PCIe 5.0 x16 has 63
         disk_gbs=3.0,  # one NVMe drive, assumed
-        workers=8,  # half of the cores that commonly go with one GPU
+        workers=8,  # half of the cores that are typical per GPU
     ),
     Machine(
         rules=QWEN3_RULES,
@@ -170,7 +172,7 @@ H200 = Profile(
 
 CPU = Profile(
     Costs(
-        # Fitted to four chats of eight rounds on a quiet machine; see decision 021.
+        # Fitted to four chats of eight rounds on an otherwise idle machine. See decision 021.
         request=15.4,
         seen=0.15,
         decode=2.63,
@@ -202,9 +204,9 @@ PROFILES: dict[ProfileName, Profile] = {"cpu": CPU, "h200": H200}
 
 
 def load_profile(options: MachineOptions, spec: FamilySpec | None) -> Profile:
-    """The chosen profile, with the user's overrides.
+    """Return the chosen profile with the user's overrides, and the sizes of `spec` if given.
 
-    `spec`: of the model that gives the sizes. Raises ConfigError.
+    Raises ConfigError.
     """
     profile = PROFILES[options.profile]
     machine = profile.machine if spec is None else _of_model(profile.machine, spec)
@@ -238,7 +240,7 @@ def load_profile(options: MachineOptions, spec: FamilySpec | None) -> Profile:
 
 
 def _of_model(machine: Machine, spec: FamilySpec) -> Machine:
-    """The sizes of a checkpoint in 16 bits."""
+    """Replace the sizes by those of a checkpoint with 16-bit KV and embeddings."""
     return replace(
         machine,
         rules=qwen(spec).images,
@@ -249,7 +251,7 @@ def _of_model(machine: Machine, spec: FamilySpec) -> Machine:
 
 
 def read_costs(path: Path, known: Costs) -> Costs:
-    """Constants of a JSON object over the `known` ones. Raises ConfigError naming the field."""
+    """Override `known` by a JSON object. Raises ConfigError with the field's name."""
     try:
         values = json_decoder(dict[str, Any]).decode(path.read_bytes())
         costs: Costs = convert(msgspec.structs.asdict(known) | values, Costs)

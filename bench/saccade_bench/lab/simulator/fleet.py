@@ -1,5 +1,5 @@
-"""One trace on simulated servers: calls arrive, replicas take their steps, chats continue when
-answered. Owns the clock (ms) and the order of events.
+"""Run a trace on simulated servers: requests arrive, replicas run steps, and chats continue when
+they are answered. The clock is in ms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade_bench.load.measure import Distribution
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One answered call. Times in ms; `tpot` is None for answers of one token."""
+    """One answered request. Times are in ms. `tpot` is None for answers of one token."""
 
     session: int
     round: int
@@ -36,34 +36,34 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a trace: counts over all replicas, exact for the trace, and estimated times.
+    """The results of a trace: counts over all replicas, which are exact, and estimated times.
 
-    Images that were found are counted by level (`images_kv`, `images_embedding`); `pixels_reused`:
-    encoded again, but not decoded.
+    Images found in a cache are counted by its level (`images_kv`, `images_embedding`).
+    `pixels_reused` counts images that were encoded again, but not decoded.
     """
 
     routing: Routing | None
     # times
     duration: float  # ms
-    busy: tuple[float, ...]  # the share of it in which each replica computed
+    busy: tuple[float, ...]  # fraction of the duration in which each replica computed
     ttft: Distribution
     # counts
     counts: Counter[str]
     moved: Counter[str]  # bytes, by source and target
     tiers: Tiers  # of embeddings
     page_tiers: Tiers
-    different: int  # distinct images among the sent ones
+    different: int  # number of distinct images sent
     served: tuple[Served, ...]
 
     @property
     def encodes(self) -> float:
-        """Per different image."""
+        """Encodes per distinct image."""
         return self.counts["images_encoded"] / max(1, self.different)
 
 
 @dataclass(slots=True)
 class _Live:
-    """A call in flight."""
+    """A request in flight."""
 
     call: TracedCall
     session: int
@@ -75,12 +75,15 @@ class _Live:
 
 
 class SimulatedRouter:
-    """`affinity` ranks by a call's first image, and a call without images by its chat; `random` by
-    a meaningless key, as `--affinity none`. Both pass over servers beyond their share.
+    """Chooses a server for each request.
+
+    "affinity" ranks servers by a request's first image, or by its chat if it has none. "random"
+    ranks by a random key, as `--affinity none`. Both skip overloaded servers. "round-robin" cycles
+    through the servers.
     """
 
     def __init__(self, routing: Routing, names: Sequence[str], seed: int) -> None:
-        """`names`: the servers', by which `rank` distinguishes them."""
+        """`names` are the servers' names, on which the ranking depends."""
         self._routing = routing
         self._names = tuple(names)
         self._indices = {name: index for index, name in enumerate(names)}
@@ -88,12 +91,12 @@ class SimulatedRouter:
         self._turn = count()
 
     def choose(self, call: TracedCall, session: int, loads: Sequence[int]) -> int:
-        """Return the server's index in `names`. `loads`: number of calls at each."""
+        """Return the server's index in `names`. `loads` are the requests in flight at each."""
         if len(self._names) == 1:
             return 0
         if self._routing == "round-robin":
             return next(self._turn) % len(self._names)
-        first = next(iter(call.pictures), None)  # as the key of `saccade.route.affinity`
+        first = next(iter(call.pictures), None)  # the same key as in `saccade.route.affinity`
         affine = session.to_bytes(8, "big") if first is None else first.image.key.digest
         key = self._dice.randbytes(8) if self._routing == "random" else affine
         load = dict(zip(self._names, loads, strict=True))
@@ -101,7 +104,7 @@ class SimulatedRouter:
 
 
 class Simulation:
-    """One run of a trace; `run` it once."""
+    """One run of a trace. Call `run` once."""
 
     def __init__(
         self,
@@ -112,19 +115,19 @@ class Simulation:
         routing: Routing = "random",
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`names`: of the replicas. `on_end` is called whenever a request has ended."""
+        """`names` are those of the replicas. `on_end` is called whenever a request has ended."""
         self._on_end = on_end
         self._trace = trace
         self._costs = costs
         self._routing = routing
         self._replicas = [Replica(machine, costs) for _ in names]
         self._router = SimulatedRouter(routing, names, seed=0)
-        # When; a number that keeps the order of what happens at one time; what happens.
+        # Time, a sequence number that orders events at the same time, and the event.
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._live: dict[int, _Live] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
-        self._waiting: deque[int] = deque()  # chats that may not start yet
+        self._waiting: deque[int] = deque()  # chats that wait for the concurrency limit
         self._open = 0
         self._served: list[Served] = []
         self._counts: Counter[str] = Counter(requests=0, refused=0, images=0)
@@ -143,8 +146,8 @@ class Simulation:
         heapq.heappush(self._events, (when, next(self._number), happen))
 
     def _at_replica(self, when: float, index: int, work: Callable[[], Iterable[Delta]]) -> None:
-        """Have `work` change a replica, take its news, and let it continue: it starts its next step
-        if none is in flight, and images that it asks for are decoded.
+        """At time `when`, change a replica by `work`, process its deltas, and let it continue: it
+        starts a step if none is in flight, and decodes the images that it requests.
         """
 
         def happen(now: float) -> None:

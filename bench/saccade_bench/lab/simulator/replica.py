@@ -1,9 +1,8 @@
-"""One simulated server: the real scheduler and caches; pixels and pages that take time to arrive;
-steps that take as long as they cost.
+"""One simulated server: the real scheduler and caches, with simulated durations of steps and of
+loading pixels and KV pages.
 
-Every plan is the real scheduler's, one at a time; only its duration is estimated. Two things are
-simpler than in a server: a cancelled image is decoded all the same, and encoding never overlaps
-with the language model.
+Every plan is made by the real scheduler, one at a time. The simulation simplifies two things: a
+cancelled image is still decoded, and encoding never overlaps with the language model.
 """
 
 from __future__ import annotations
@@ -26,12 +25,14 @@ from saccade_bench.lab.simulator.costs import Costs, Machine
 from saccade_bench.lab.simulator.traces import Shown
 
 Tiers = dict[str, Counter[str]]
-"""Counts by tier."""
+"""Counts by cache tier."""
 
 
 class Replica:
-    """`submit` and `arrived` at any time; `begin` a step when none is in flight, `end` it at its
-    time. Times are in ms.
+    """A simulated server. Times are in ms.
+
+    Call `submit` and `arrived` at any time, `begin` when no step is in flight, and `end` at the
+    time that it returned.
     """
 
     def __init__(self, machine: Machine, costs: Costs) -> None:
@@ -42,16 +43,16 @@ class Replica:
         prefix = PrefixCache(pool, kept=_kept_pages(machine)) if machine.prefix_cache else None
         self.scheduler = GenerationScheduler(limits, pool, prefix, self.embeddings, ())
         self.busy = 0.0
-        self.calls = 0  # sent to it and not yet answered
+        self.calls = 0  # requests sent to it and not yet answered
         self.stepping = False
         self.moved: Counter[str] = Counter()  # bytes, by source and target
-        self.shown: dict[ImageKey, Shown] = {}  # every image of a request
+        self.shown: dict[ImageKey, Shown] = {}  # all images of requests
         self._costs = costs
         self._machine = machine
         self._decoded = 0
         self._workers = [0.0] * costs.workers  # when each image worker is free
         self._seats: dict[int, Open] = {}
-        self._reads: list[tuple[float, ImageKey]] = []  # from disk: when each ends
+        self._reads: list[tuple[float, ImageKey]] = []  # end of each read from disk
         self._pages = _PageReads(machine, costs, self.scheduler.loads)
         self._flight: tuple[Plan, float] | None = None
 
@@ -59,12 +60,12 @@ class Replica:
         return self.scheduler.add_request(request)
 
     def arrived(self, key: ImageKey) -> tuple[Delta, ...]:
-        """Note that a `wanted` image is there, which is no news to its requests."""
+        """Record that the pixels of a `wanted` image are available. Returns no deltas."""
         self.scheduler.pixels_ready(key)
         return ()
 
     def begin(self, now: float) -> float | None:
-        """Plan a step; return its end, or None without work."""
+        """Start a step. Return when it ends, or None if there is no work."""
         self._pages.now = now
         plan = self.scheduler.plan()
         if plan.empty:
@@ -80,7 +81,7 @@ class Replica:
         return now + took
 
     def end(self, answers: dict[int, tuple[int, ...]]) -> list[Delta]:
-        """`answers`: token ids by sampling seed."""
+        """End the step in flight. `answers` has the output token ids by sampling seed."""
         assert self._flight is not None
         (plan, now), self._flight, self.stepping = self._flight, None, False
         self._pages.now = now
@@ -106,7 +107,7 @@ class Replica:
         )
 
     def wanted(self, now: float) -> list[tuple[float, ImageKey]]:
-        """Return the images that the engine now asks for, with the time of each arrival."""
+        """Return the images that the engine now requests, with the time at which each is ready."""
         arrivals = []
         for key, _ in self.scheduler.take_notices().want:
             shown = self.shown[key]
@@ -119,7 +120,7 @@ class Replica:
         return arrivals
 
     def counts(self) -> Counter[str]:
-        """Counts of this replica; the sender counts requests and images."""
+        """Counts of this replica. The caller counts requests and images."""
         counts, prefix = self.scheduler.counts, self.scheduler.prefix
         return Counter(
             prompt_tokens=counts.prompt_tokens,
@@ -144,8 +145,8 @@ class Replica:
         }
 
     def page_tiers(self) -> Tiers:
-        """Counts of KV pages. `slow`: computed, as reading took, or would have taken, longer.
-        `restored`: prompt tokens back from the tier.
+        """Counts of offloaded KV pages by tier. `slow` pages were recomputed because reading them
+        took, or would have taken, longer. `restored` counts prompt tokens loaded from the tier.
         """
         prefix, restored = self.scheduler.prefix, self.scheduler.counts.restored_tokens
         kept = prefix.kept if prefix else None
@@ -176,7 +177,9 @@ class Replica:
         return max(took, min(ends) - now) if plan.wait else took
 
     def _move_ms(self, plan: Plan, now: float) -> float:
-        """Return how long the step waits. Reads from disk run beside it, one after another."""
+        """Return how long the step waits for copies. Reads from disk run in the background, one
+        after another.
+        """
         took = 0.0
         for move in plan.moves:
             if move.target is None:
@@ -191,7 +194,7 @@ class Replica:
         return took
 
 
-# ---- KV pages in other tiers
+# ---- KV pages in offload tiers
 
 
 def _kept_pages(machine: Machine) -> OffloadedPages | None:
@@ -202,7 +205,7 @@ def _kept_pages(machine: Machine) -> OffloadedPages | None:
 
 
 class _SimulatedRates(ReadRates):
-    """The simulation reports the speed of computing; the scheduler's own clock is a real one."""
+    """Read rates with the simulated speed of prefill, instead of one measured in real time."""
 
     def computed(self, tokens: int, seconds: float) -> None: ...
 
@@ -211,8 +214,10 @@ class _SimulatedRates(ReadRates):
 
 
 class _PageReads:
-    """The worker's half of KV tiers. A tier is read one page after another, beside the steps; what
-    is saved is written beside them, too. `now`: in ms.
+    """Simulates the worker's reads and writes of offloaded KV pages.
+
+    Each tier is read one page at a time, concurrently with steps. Writes take no time. `now` is in
+    ms.
     """
 
     def __init__(self, machine: Machine, costs: Costs, loads: PageLoads | None) -> None:
@@ -227,7 +232,7 @@ class _PageReads:
             loads.clock = lambda: self.now / 1e3
 
     def ends(self) -> Iterable[float]:
-        """When each read ends."""
+        """The time at which each read ends."""
         return (end for reads in self._reading.values() for end in reads.values())
 
     def carry_out(self, plan: Plan, moved: Counter[str]) -> None:
@@ -243,7 +248,7 @@ class _PageReads:
                 self._reading[tier][copy.name] = self._free[tier]
 
     def take_ended(self) -> tuple[PageEvent, ...]:
-        """Return the reads that have ended, once."""
+        """Return and remove the reads that have ended."""
         done = [
             (name, tier)
             for tier, reads in self._reading.items()

@@ -1,13 +1,13 @@
-"""The simulated requests: chats of calls, each a row of pieces (texts and images) and the length of
-its answer. They are synthetic, drawn from a seed, or those of a measured run.
+"""The simulated requests: chats of calls, each with a list of pieces (texts and images) and the
+length of its answer. They are generated from a seed, or replayed from a measured run.
 
-A run is the output of `saccade bench serve --save-text`, read with the model's own template and
-tokenizer. The answers' tokens are unknown: the file has their text. So an answer counts as its
-text's own tokens if they are as many as were generated; if the text gives fewer, the rest counts as
-the hidden end token, and then anything; if it gives more, the model wrote its text in another way,
-and none of it counts as found again. The replay is exact for answers ended by the model
-(`--disable-ignore-eos`); an answer made to continue has tokens in between without text. Images'
-names are the file's digests.
+A measured run is the output of `saccade bench serve --save-text`, and is tokenized with the model's
+own template and tokenizer. It has the text of answers, but not their tokens. An answer's tokens are
+therefore reconstructed from its text. If these are fewer than were generated, the end token and
+unknown tokens are appended. If they are more, the model tokenized the text differently, and none of
+the answer is considered cached. The replay is exact for answers that the model ended
+(`--disable-ignore-eos`): forced continuations have tokens without text. Image keys are made of the
+digests in the file.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from saccade_bench.load.images import parse_resolution
 from saccade_bench.load.journal import Saved, read_runs
 
 HEADER_TOKENS = 12
-"""Of a chat template before the first picture, the same in every call."""
+"""Tokens of a chat template before the first image, the same in every request."""
 TURN_TOKENS = 8
-"""Of a chat template between two messages."""
+"""Tokens of a chat template between two messages."""
 STRIDE = 1 << 24
-"""Synthetic token ids: a piece's number times this, and its place in the piece."""
+"""Synthetic token ids are a piece's number times this, plus the position in the piece."""
 
 
 Json = dict[str, Any]
 
 UNKNOWN = -STRIDE
-"""Token ids that no tokenizer has, downwards from here."""
+"""Token ids from here downwards are not used by any tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An image. `pixels`: of its file; `resized`: at the vision tower."""
+    """An image. `pixels` is the size of its file's image, `resized` that for the vision encoder."""
 
     image: Image
     pixels: int
@@ -56,9 +56,9 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class TracedPiece:
-    """A text of so many tokens: equal numbers are equal texts.
+    """A text or an image, with its length in tokens.
 
-    Or an image. `tokens`: the real ones, if known.
+    Texts with equal numbers are equal. `tokens` are the real token ids, if known.
     """
 
     number: int
@@ -69,7 +69,7 @@ class TracedPiece:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One request. `measured`: a real server's answer, in a replay."""
+    """One request. `measured` has a real server's measurements in a replay."""
 
     pieces: tuple[TracedPiece, ...]
     answer: TracedPiece
@@ -88,9 +88,9 @@ class TracedCall:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTrace:
-    """A request of a measured run.
+    """The measurements of one request.
 
-    `tpot`: None for answers of one token. `encoded`, `decoded`: None where no trace was asked for.
+    `tpot` is None for answers of one token. `encoded` and `decoded` are None without a trace.
     """
 
     ttft: float
@@ -102,9 +102,9 @@ class MeasuredTrace:
 
 
 class RequestTrace(Protocol):
-    """`sessions` chats, numbered by their time.
+    """Chats to simulate, numbered in order of their start.
 
-    `limit`: most chats open at a time, if any.
+    `limit` is the maximum number of concurrent chats, if any.
     """
 
     name: str
@@ -113,20 +113,20 @@ class RequestTrace(Protocol):
     limit: int | None
 
     def start(self, session: int) -> float:
-        """When the chat begins, in ms."""
+        """Return when the chat starts, in ms."""
         ...
 
     def rounds(self, session: int) -> int: ...
 
     def pause(self, session: int, round: int) -> float:
-        """Between the answer before and call `round`, in ms."""
+        """Return the pause between the previous answer and call `round`, in ms."""
         ...
 
     def call(self, session: int, round: int) -> TracedCall: ...
 
 
 def tokens_of(call: TracedCall) -> tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]:
-    """A prompt in the engine's form."""
+    """Return a prompt as token ids, spans and images, as the engine receives it."""
     tokens: list[int] = []
     spans: list[Span] = []
     images: list[Image] = []
@@ -146,9 +146,9 @@ def text_tokens(piece: TracedPiece) -> Sequence[int]:
 
 
 class Synthetic:
-    """A seeded trace; implements `RequestTrace`.
+    """A random trace. Implements `RequestTrace`.
 
-    Piece numbers: even ones are images, odd ones texts.
+    Pieces with even numbers are images, those with odd numbers are texts.
     """
 
     def __init__(self, options: TraceOptions, machine: Machine) -> None:
@@ -178,15 +178,15 @@ class Synthetic:
     def _draw_pictures(
         self, dice: np.random.Generator
     ) -> np.ndarray[tuple[int, int, int], np.dtype[np.int64]]:
-        """The image at [session, round, place]: below `pictures` a popular image, above a
-        new one.
+        """Return the image index at [session, round, i]. Indices below `pictures` are popular
+        images, higher ones are new images.
         """
         options = self._options
         shape = self.sessions, self._per_chat, options.image_count
         again = dice.random(shape) < options.repeat_ratio
         new = options.pictures + np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
         if options.trace == "agent":
-            again[:, 0] = False  # a trail begins with a screen of its own
+            again[:, 0] = False  # each trail starts with a new screen
             last = np.maximum.accumulate(np.where(again, 0, new), axis=1)
             return np.where(again, last, new)
         weights = np.arange(1, options.pictures + 1, dtype=np.float64) ** -options.zipf
@@ -215,7 +215,7 @@ class Synthetic:
                 pieces += [
                     self._picture(int(pick), tenant) for pick in self._picks[session, number]
                 ]
-            # A question that has lost its pictures is another text, "[picture]" and all.
+            # Without its images, a question is a different text, which includes "[picture]".
             pieces.append(TracedPiece(text + (5 if hidden else 3), options.input_len + TURN_TOKENS))
             if number < round:
                 pieces.append(self._answer(session, number))
@@ -248,7 +248,7 @@ class Synthetic:
 
 
 def show(key: ImageKey, height: int, width: int, machine: Machine) -> Shown:
-    """A picture of so many pixels."""
+    """Return an image of this size."""
     rules = machine.rules
     rows, columns = machine.size(height, width)
     grid = 1, rows // rules.patch, columns // rules.patch
@@ -261,10 +261,10 @@ def show(key: ImageKey, height: int, width: int, machine: Machine) -> Shown:
 
 
 class Replay:
-    """The last whole run of a result file, without chats that failed; implements `RequestTrace`."""
+    """The last complete run of a result file, without failed chats. Implements `RequestTrace`."""
 
     def __init__(self, path: Path, model: str, machine: Machine) -> None:
-        """Raises ConfigError for a file that lacks necessary fields."""
+        """Raises ConfigError if the file lacks required fields."""
         self._run = read_runs(path)[-1]
         folder = resolve_model(model)
         self.spec: FamilySpec = load_spec(folder)
@@ -277,8 +277,8 @@ class Replay:
         self.sessions = len(self._chats)
         self.requests = sum(map(len, self._chats))
         self.limit: int | None = options.get("max_concurrency")
-        # A limit decides when a chat begins, and so does the simulation; else the run's own times
-        # do.
+        # With a concurrency limit, the simulation decides when a chat starts. Otherwise, chats
+        # start at their measured times.
         self._starts = [
             0.0 if self.limit else chat[0]["sent"] - self._chats[0][0]["sent"]
             for chat in self._chats
@@ -382,7 +382,7 @@ def _whole_chats(run: Saved, path: Path) -> list[list[Json]]:
 
 
 def _without_pictures(messages: Sequence[Json]) -> list[Json]:
-    """The messages of a round whose images are not kept, as `bench serve` sends them."""
+    """Return a round's messages with placeholders for images, as `bench serve` sends them."""
     found = []
     for message in messages:
         content = message["content"]
