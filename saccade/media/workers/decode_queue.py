@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -219,12 +219,20 @@ class JobQueue:
         self._clients.leave(job.client, price)
         self._requests.leave((job.client, job.request), price)
 
-    def take_jobs(self, memory_in_use: int, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """Take the next job and all jobs with its name, as far as memory goes. The list may be
-        empty while memory is in use. Names in `busy` are being decoded already.
+    def take_jobs(
+        self,
+        memory_in_use: int,
+        busy: Collection[tuple[str, bytes]],
+        has_worker: Callable[[str], bool] = lambda _: True,
+    ) -> list[Job]:
+        """Take the next job and all jobs with its name, as far as memory goes, of a client that
+        `has_worker`. The list may be empty while memory is in use. Names in `busy` are being
+        decoded already.
         """
         free = self._budget - memory_in_use
         for job in self._order(busy):
+            if not has_worker(job.client):
+                continue
             if decoding_bytes(job.probe, len(job.data), [job.recipe]) <= free or not memory_in_use:
                 return self._take(job, free)
             job.overtaken += 1

@@ -64,8 +64,10 @@ class SupervisorOptions:
 
     - the supervisor's socket
     - the write end of a pipe held by the supervisor and its workers, closed when the last has
-    exited - the write end of a pipe for the supervisor's exit status, from the fork server - the
-    arena's, if any - a memory file for each worker
+      exited
+    - the write end of a pipe for the supervisor's exit status, from the fork server
+    - the arena's, if any
+    - a memory file for each worker; the last worker is forked by its first `ReplaceWorker`
     """
 
     memory: int
@@ -199,8 +201,8 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWorker:
-    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers
-    once every process that has read an earlier order has exited.
+    """End a worker without an order, if there is one, empty its outbox, and fork another.
+    `WorkerReplaced` answers once every process that has read an earlier order has exited.
     """
 
     worker: int

@@ -3,7 +3,8 @@ end, even if the process dies.
 
 Has a fork server (`media/workers/fork_server.py`) fork a supervisor, and a new supervisor after its
 end. A worker reads one tenant's bytes: before another's come, it has ended, and its memory is
-empty.
+empty. One worker is reserved for clients without an order in flight, so no client's slow orders
+occupy all. It is forked when it is first needed.
 """
 
 from __future__ import annotations
@@ -87,20 +88,25 @@ class WorkerLost(Exception):
 
 
 class WorkerSlot:
-    """One worker's slot. The user takes the slot (`busy`), fills the memory file, sends one order,
-    and reads answers. `tenant` is whose bytes the worker or the file may have, or `None` if they
-    are clean.
+    """One worker's slot. The user sets `client`, the sender of the order, fills the memory file,
+    sends the order, reads answers, and frees the slot. `tenant` is whose bytes the worker or the
+    file may have, or `None` if they are clean.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.inbox = os.memfd_create("saccade-inbox", os.MFD_CLOEXEC)
-        self.busy = False
+        self.client: str | None = None
         self.tenant: str | None = None
+        self.forked = True
         self.serial = self.life = self.turn = 0
         self._content: tuple[bytes, Places] = b"", ()
         """Name and places of the file's parts, if they have a name."""
         self._answers: asyncio.Queue[WorkerAnswer | Lost] = asyncio.Queue()
+
+    @property
+    def busy(self) -> bool:
+        return self.client is not None
 
     def begin_order(self, life: int) -> None:
         """Number the next order, to the supervisor of `life`. Answers to earlier orders are
@@ -154,7 +160,7 @@ class WorkerSlot:
 
     def free(self) -> None:
         """Take the slot out of use, and release the memory of a large order."""
-        self.busy = False
+        self.client = None
         if os.fstat(self.inbox).st_size > KEPT_INBOX_BYTES:
             self.empty()
 
@@ -187,7 +193,9 @@ class WorkerSlots:
         unusable: Callable[[str], None],
         outbox: int = 0,
     ) -> None:
-        """Set up the slots. A worker without an arena may answer with `outbox` bytes."""
+        """Set up `workers` slots for each client, and one that is reserved for the others. A worker
+        without an arena may answer with `outbox` bytes.
+        """
         self._fork_server = fork_server
         self._arena = arena
         self._memory = memory
@@ -195,26 +203,31 @@ class WorkerSlots:
         self._metrics = metrics
         self._changed = changed
         self._unusable = unusable
-        self._slots = tuple(WorkerSlot(number) for number in range(workers))
+        self._slots = tuple(WorkerSlot(number) for number in range(workers + 1))
+        self._reserved = self._slots[-1]
         self._channel: AsyncChannel[Order, Answer] | None = None
         self._life = self._turns = 0
         self._task: asyncio.Task[None] | None = None
 
     def idle(self, tenant: str = "") -> WorkerSlot | None:
         """Return an idle slot, `tenant`'s own or a fresh one if any, else the least recently used.
-        Returns `None` if all are busy, and while workers take no orders.
+        Returns `None` if all are busy, and while workers take no orders. See `has_worker`.
         """
 
-        def cost(slot: WorkerSlot) -> tuple[bool, bool, int]:
-            return slot.tenant != tenant, slot.tenant is not None, slot.turn
+        def cost(slot: WorkerSlot) -> tuple[bool, bool, bool, int]:
+            reserved = slot is self._reserved
+            return slot.tenant != tenant, reserved, slot.tenant is not None, slot.turn
 
         slots = self._slots if self._channel is not None else ()
         return min([slot for slot in slots if not slot.busy], key=cost, default=None)
 
-    @property
-    def num_idle(self) -> int:
-        """Count the idle slots."""
-        return sum(not slot.busy for slot in self._slots)
+    def has_worker(self, client: str) -> bool:
+        """Return True if the client may take an idle slot. The last one is for clients without an
+        order in flight.
+        """
+        clients = [slot.client for slot in self._slots]
+        idle = clients.count(None)
+        return idle > 1 or (idle == 1 and client not in clients)
 
     def start(self) -> None:
         """Start the supervisor in the background, on the running loop, unless started."""
@@ -241,9 +254,12 @@ class WorkerSlots:
         slot.begin_order(self._life)
         self._turns += 1
         slot.turn = self._turns
-        if slot.tenant not in (None, tenant):
+        used = slot.tenant not in (None, tenant)
+        if used or not slot.forked:
             self.send(slot, ReplaceWorker(slot.number, slot.serial))
             assert isinstance(await slot.answer(), WorkerReplaced)
+            slot.forked = True
+        if used:
             slot.empty()
             self._metrics.inc("saccade_image_worker_renewals_total")
         slot.tenant = tenant
@@ -331,6 +347,7 @@ class WorkerSlots:
             async with asyncio.timeout(START_SECONDS):
                 ready = await channel.receive()
             self._tell(ready)
+            self._reserved.forked = False
             self._channel = channel
             self._life += 1
             self._changed()

@@ -2,8 +2,7 @@
 text, their pixels.
 
 Owns the work waiting for these workers. An order is one page, so that clients take turns after
-each. One worker is reserved for clients without an order in flight: no client's slow pages hold all
-workers. Sizes are known in a moment and have their own worker. Processor time is limited for a page
+each. Sizes are known in a moment and have their own worker. Processor time is limited for a page
 and for a document. What takes more, or costs a worker, is refused for a while. The workers start
 with the first document.
 """
@@ -11,7 +10,6 @@ with the first document.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from signal import SIGKILL
@@ -199,22 +197,18 @@ class _Readers:
         outbox: int,
         max_pages: int,
     ) -> None:
-        """Set up the workers, `workers` for each client and one reserved for the others. `outbox`
-        is the bytes that an order may answer with.
-        """
+        """Set up the workers, as `WorkerSlots`."""
         memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._slots = WorkerSlots(
             fork_servers.readers,
             None,
-            workers + 1,
+            workers,
             memory,
             metrics,
             self._dispatch,
             self._fail,
             outbox,
         )
-        self._in_flight: Counter[str] = Counter()
-        """Orders by client."""
         self._options = options
         self._max_pages = max_pages
         self._metrics = metrics
@@ -259,15 +253,13 @@ class _Readers:
         while self._slots.idle() and (work := self._turns.take_next(self._has_worker)):
             slot = self._slots.idle(work.requester.tenant)
             assert slot is not None
-            slot.busy = True
-            self._in_flight[work.requester.client] += 1
+            slot.client = work.requester.client
             task = asyncio.create_task(self._run(slot, work))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _has_worker(self, work: _Work) -> bool:
-        """Return False if the last idle worker is reserved for other clients."""
-        return self._slots.num_idle > 1 or not self._in_flight[work.requester.client]
+        return self._slots.has_worker(work.requester.client)
 
     def _fail(self, why: str) -> None:
         while work := self._turns.take_next():
@@ -296,8 +288,6 @@ class _Readers:
                 self._refuse(work, crash, work.use)
         finally:
             slot.free()
-            self._in_flight[work.requester.client] -= 1
-            self._in_flight += Counter()  # without zeros: clients come and go
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, work: _Work) -> bytes:
