@@ -19,6 +19,10 @@ MAX_FRAMES = 768
 MAX_FPS = 10_000.0
 """Frames a second of any file: as many as may be looked at."""
 
+ALL_FRAMES = -1
+"""As `num_frames`, which is vLLM's spelling: all frames, or those that `fps` samples, up to the
+model's maximum.
+"""
 MIN_FPS = 1e-6
 """A frame in eleven days: with less, times of frames overflow."""
 
@@ -28,8 +32,8 @@ class VideoOptions:
     """A request's options for one video. None: as in the model's own configuration.
 
     fps: frames to look at for each second; for frames sampled by the client, frames as taken.
-    num_frames: frames altogether. max_frames: at most, if `fps` decides. min_pixels, max_pixels:
-    for each frame after resizing. total_pixels: over all frames.
+    num_frames: frames altogether, or ALL_FRAMES. max_frames: at most, if `fps` decides. min_pixels,
+    max_pixels: for each frame after resizing. total_pixels: over all frames.
     """
 
     fps: float | None = None
@@ -127,9 +131,10 @@ def stacked(recipe: PreprocessParams, grid: Grid, frames: int) -> PreprocessPara
 
 def check_video_options(options: VideoOptions, param: str) -> None:
     """Raise InvalidRequest for contradictory or unreasonable options."""
-    if options.fps is not None and options.num_frames is not None:
+    num_frames = None if options.num_frames == ALL_FRAMES else options.num_frames
+    if options.fps is not None and num_frames is not None:
         raise InvalidRequest(
-            f"{param}: fps ({options.fps:g}) and num_frames ({options.num_frames}) are mutually "
+            f"{param}: fps ({options.fps:g}) and num_frames ({num_frames}) are mutually "
             "exclusive: send one of them",
             f"{param}.num_frames",
         )
@@ -138,7 +143,7 @@ def check_video_options(options: VideoOptions, param: str) -> None:
             f"{param}: fps must be above 0 (at least {MIN_FPS:g}), got {options.fps:g}",
             f"{param}.fps",
         )
-    for name, count in (("num_frames", options.num_frames), ("max_frames", options.max_frames)):
+    for name, count in (("num_frames", num_frames), ("max_frames", options.max_frames)):
         if count is not None and not 1 <= count <= MAX_FRAMES:
             raise InvalidRequest(
                 f"{param}: {name} must be from 1 to {MAX_FRAMES}, got {count}", f"{param}.{name}"

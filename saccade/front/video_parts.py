@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from saccade.core.errors import InvalidRequest
 from saccade.core.video import MAX_FRAMES, MIN_FPS, VideoOptions, check_video_options
 from saccade.front.breakpoints import MarkedMedia
-from saccade.front.fields import Natural, Positive, address, image_url, missing
+from saccade.front.fields import FrameCount, Natural, Positive, address, image_url, missing
 from saccade.front.unread_fields import IgnoredFields
 from saccade.media.sources.source import Address, FileId, VideoSource, source_from_object
 
@@ -33,7 +33,7 @@ class VideoLook(IgnoredFields, kw_only=True):
     """The way to look at a video."""
 
     fps: Rate | None = None  # frames for each second (for sent frames: as taken)
-    num_frames: Positive | None = None  # frames altogether
+    num_frames: FrameCount | None = None  # frames altogether
     max_frames: Positive | None = None  # at most
     # min_pixels, max_pixels: for a frame after resizing; they alone then decide its size
     min_pixels: Positive | None = None
@@ -59,7 +59,7 @@ class MarkedVideo(MarkedMedia, kw_only=True):
     """The same as `VideoLook`, beside a video."""
 
     fps: Rate | None = None
-    num_frames: Positive | None = None
+    num_frames: FrameCount | None = None
     max_frames: Positive | None = None
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -102,7 +102,7 @@ class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     fps: Rate | None = None
-    num_frames: Positive | None = None
+    num_frames: FrameCount | None = None
     frames_indices: list[Natural] | None = None
     total_num_frames: Positive | None = None
     """Total frames in the source video."""
