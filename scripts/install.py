@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         index = tool.beside(options.cpu_index) if cpu and offers(options.cpu_index) else ()
         wanted = [*constraints, *index, "torch"]
-        print(f"asking {tool.name} which torch it finds ...", flush=True)
-        found = tool.resolve(wanted)
+        with stage(f"asking {tool.name} which torch it finds"):
+            found = tool.resolve(wanted)
         for line in announce(found):
             print(line, flush=True)
         if cpu and any(is_cuda(each) for each in found):
@@ -143,7 +143,8 @@ def make_environment(folder: Path, goal: str | None) -> int:
     status = 1
     try:
         command = [sys.executable, "-m", "venv", "--clear", str(folder)]
-        status = subprocess.run(command).returncode
+        with stage(f"making {folder}"):
+            status = subprocess.run(command).returncode
     finally:
         if status:  # remove an incomplete environment, which would be kept the next time
             shutil.rmtree(folder, ignore_errors=True)

@@ -141,7 +141,7 @@ COMMON: dict[str, str] = {
     # ---- videos
     "video_url": "The video, as a URL or an object with one.",
     "fps": "Frames to take per second. Default: the model's own rate.",
-    "num_frames": "Total frames to take. Use either this or fps.",
+    "num_frames": "Total frames to take, or -1 for all. Use either this or fps.",
     "max_frames": "Maximum frames to take.",
     "total_pixels": "Maximum pixels in all frames together, after resizing.",
     "frames_indices": "The index of each frame in its source video, from 0.",

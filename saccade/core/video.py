@@ -19,6 +19,10 @@ MAX_FRAMES = 768
 MAX_FPS = 10_000.0
 """Maximum frame rate of a video file."""
 
+ALL_FRAMES = -1
+"""As `num_frames`, which is vLLM's spelling: all frames, or those that `fps` samples, up to the
+model's maximum.
+"""
 MIN_FPS = 1e-6
 """Minimum frame rate. With less than a frame in eleven days, times of frames overflow."""
 
@@ -28,7 +32,7 @@ class VideoOptions:
     """A request's options for one video. None: as in the model's own configuration."""
 
     fps: float | None = None  # frames to sample per second, or at which the client sampled them
-    num_frames: int | None = None  # frames to sample in total
+    num_frames: int | None = None  # frames to sample in total, or ALL_FRAMES
     max_frames: int | None = None  # maximum number of frames, if `fps` is used
     min_pixels: int | None = None  # min_pixels, max_pixels: of each frame after resizing
     max_pixels: int | None = None
@@ -119,9 +123,10 @@ def stacked(recipe: PreprocessParams, grid: Grid, frames: int) -> PreprocessPara
 
 def check_video_options(options: VideoOptions, param: str) -> None:
     """Raise InvalidRequest for contradictory or unreasonable options."""
-    if options.fps is not None and options.num_frames is not None:
+    num_frames = None if options.num_frames == ALL_FRAMES else options.num_frames
+    if options.fps is not None and num_frames is not None:
         raise InvalidRequest(
-            f"{param}: fps ({options.fps:g}) and num_frames ({options.num_frames}) are mutually "
+            f"{param}: fps ({options.fps:g}) and num_frames ({num_frames}) are mutually "
             "exclusive: send one of them",
             f"{param}.num_frames",
         )
@@ -130,7 +135,7 @@ def check_video_options(options: VideoOptions, param: str) -> None:
             f"{param}: fps must be above 0 (at least {MIN_FPS:g}), got {options.fps:g}",
             f"{param}.fps",
         )
-    for name, count in (("num_frames", options.num_frames), ("max_frames", options.max_frames)):
+    for name, count in (("num_frames", num_frames), ("max_frames", options.max_frames)):
         if count is not None and not 1 <= count <= MAX_FRAMES:
             raise InvalidRequest(
                 f"{param}: {name} must be from 1 to {MAX_FRAMES}, got {count}", f"{param}.{name}"

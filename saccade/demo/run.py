@@ -90,7 +90,8 @@ def run(
     console.print(f"[bold]saccade serve demo --port {port}[/bold]")
     with (
         own_server("demo", "--port", str(port), starter=starter) as server,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
+        # No limit: the server ends by itself if its processes stop (--tune step_timeout).
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=None) as client,
     ):
         wait_until_ready(str(client.base_url), server)
         right = converse(client, console, QUESTIONS, out)

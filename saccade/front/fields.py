@@ -27,6 +27,7 @@ V = TypeVar("V")
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+FrameCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]  # -1: all
 
 _MAX_DROPPED = 32
 """Maximum number of unknown fields without effect that are ignored in one value."""

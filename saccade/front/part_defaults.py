@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from saccade.core.config import WHOLE_DOCUMENT, DocumentView, PageView
 from saccade.core.errors import InvalidRequest
-from saccade.front.fields import Positive
+from saccade.front.fields import FrameCount, Positive
 from saccade.front.video_parts import NO_VIDEO_DEFAULTS, MediaReading, Rate, VideoDefaults
 from saccade.media.content import Budget, Detail
 
@@ -65,7 +65,7 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     images_kwargs: ImageBounds | None = None
     """The same options for images alone."""
     fps: Rate | None = None
-    num_frames: Positive | None = None
+    num_frames: FrameCount | None = None
     do_sample_frames: Literal[True] | None = None
     """Must be true, because the server always samples frames."""
 

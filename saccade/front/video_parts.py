@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from saccade.core.errors import InvalidRequest
 from saccade.core.video import MAX_FRAMES, MIN_FPS, VideoOptions, check_video_options
 from saccade.front.breakpoints import MarkedMedia
-from saccade.front.fields import Natural, Positive, address, image_url, missing
+from saccade.front.fields import FrameCount, Natural, Positive, address, image_url, missing
 from saccade.front.unread_fields import IgnoredFields
 from saccade.media.sources.source import Address, FileId, VideoSource, source_from_object
 
@@ -32,7 +32,7 @@ class VideoLook(IgnoredFields, kw_only=True):
 
     # frames per second to take; for a list of frames, the rate at which they were taken
     fps: Rate | None = None
-    num_frames: Positive | None = None  # total frames to take
+    num_frames: FrameCount | None = None  # total frames to take
     max_frames: Positive | None = None  # maximum frames to take
     # pixels of a frame after resizing; if set, they alone determine its size
     min_pixels: Positive | None = None
@@ -58,7 +58,7 @@ class MarkedVideo(MarkedMedia, kw_only=True):
     """A video part, with the options of `VideoLook`."""
 
     fps: Rate | None = None
-    num_frames: Positive | None = None
+    num_frames: FrameCount | None = None
     max_frames: Positive | None = None
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -101,7 +101,7 @@ class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     fps: Rate | None = None
-    num_frames: Positive | None = None
+    num_frames: FrameCount | None = None
     frames_indices: list[Natural] | None = None
     total_num_frames: Positive | None = None
     """Total frames in the source video."""

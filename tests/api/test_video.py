@@ -118,6 +118,8 @@ def test_a_frame_alone_is_the_still_image(served: Served) -> None:
     ("part", "param", "word"),
     [
         ({"video": URLS, "fps": 2, "num_frames": 4}, ".num_frames", "are mutually exclusive"),
+        ({"video": URLS, "num_frames": 0}, ".num_frames", "from 1 to 768"),
+        ({"video": URLS, "num_frames": -2}, ".num_frames", ">= -1"),
         ({"video": URLS, "fps": 0}, ".fps", "1e-06"),
         ({"video": URLS, "fps": 1e-320}, ".fps", "1e-06"),
         ({"video": URLS, "source_fps": 1e-320}, ".source_fps", "1e-06"),
@@ -143,6 +145,20 @@ def test_a_video_that_cannot_be_is_refused_by_its_place(
     assert answer.status_code == 400, error
     assert error["param"] == f"messages[0].content[1]{param}" and word in error["message"], error
     assert not served.submitted
+
+
+def test_all_frames_may_be_asked_for_in_vllms_words(served: Served) -> None:
+    part = {"type": "video_url", "video_url": data_url(clip(8), "video/mp4")}
+    every = {"num_frames": -1}
+    answers = [
+        ask(served, {**part, "fps": 1000}),
+        ask(served, {**part, **every}),
+        ask(served, part, mm_processor_kwargs=every),
+        ask(served, part, media_io_kwargs={"video": every}),
+    ]
+    assert [each.status_code for each in answers] == [200] * 4
+    first, *others = served.submitted
+    assert all(shown(each) == shown(first) for each in others)
 
 
 def test_a_template_that_shows_no_videos_is_named(served: Served) -> None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from saccade.demo import run as demo
 from saccade.demo.run import QUESTIONS, ask, program, user_message
 from saccade_bench.fixtures.server import serving
 
@@ -29,6 +31,22 @@ def test_the_demo_answers_every_question_and_ends(tmp_path: Path) -> None:
         "picture-2.png",
         "picture-3.png",
     ]
+
+
+def test_an_answer_is_waited_for_as_long_as_the_server_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    timeouts: list[httpx.Timeout] = []
+
+    def converse(client: httpx.Client, *_: object) -> bool:
+        timeouts.append(client.timeout)
+        return True
+
+    monkeypatch.setattr(demo, "own_server", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(demo, "wait_until_ready", lambda *_: None)
+    monkeypatch.setattr(demo, "converse", converse)
+    assert demo.run(exit_after=True, out=tmp_path) == 0
+    assert timeouts == [httpx.Timeout(None)]
 
 
 def test_the_command_to_type_works_from_here(

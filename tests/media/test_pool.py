@@ -40,6 +40,8 @@ from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import BATCH_IMAGES
 from saccade.media.workers.pool import DecodePool
 from saccade.media.workers.worker import TimeUp, limited_time
+from saccade.media.workers.worker_slots import WorkerSlot, WorkerSlots
+from tests.media.clips import clip
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
 
@@ -350,24 +352,7 @@ async def test_a_decode_goes_on_for_those_who_still_wait(arena: Arena) -> None:
         assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (0, 1)
 
 
-def order_of(jobs: dict[str, Job], arena: Arena) -> str:
-    """The names of jobs, one letter each, in the order one worker does them."""
-
-    async def scenario() -> str:
-        order: list[str] = []
-
-        async def run(pool: DecodePool, name: str) -> None:
-            await pool.decode(jobs[name], 0)
-            order.append(name)
-
-        async with running(arena) as pool:
-            await asyncio.gather(*(run(pool, name) for name in jobs))
-        return "".join(order)
-
-    return asyncio.run(scenario())
-
-
-def test_small_pictures_go_first_and_clients_take_turns(arena: Arena) -> None:
+def test_small_pictures_go_first_and_clients_take_turns() -> None:
     """`a` to `d` are one client's, in two requests; `x` is another's, who came last."""
 
     def some(seed: int, side: int, client: str, request: str) -> Job:
@@ -380,10 +365,14 @@ def test_small_pictures_go_first_and_clients_take_turns(arena: Arena) -> None:
         "d": some(4, 400, "one", "2"),
         "x": some(5, 400, "other", "3"),
     }
-    assert order_of(jobs, arena) == "bxdca"
+    turns = JobQueue(1 << 40)
+    for one in jobs.values():
+        turns.add(one)
+    names = {one: name for name, one in jobs.items()}
+    assert "".join(names[turns.take_jobs(0, ())[0]] for _ in jobs) == "bxdca"
 
 
-def test_a_large_picture_is_not_put_off_for_ever(arena: Arena) -> None:
+def test_a_large_picture_is_not_put_off_for_ever() -> None:
     """A new client comes with a small picture after each: the large one has its turn."""
     turns = JobQueue(1 << 40)
     probes = {side: Probe("PNG", side, side, "RGB", 1, 1) for side in (10, 40)}
@@ -397,6 +386,44 @@ def test_a_large_picture_is_not_put_off_for_ever(arena: Arena) -> None:
         turns.add(some(f"small {number}", 10))
         served.append(turns.take_jobs(0, ())[0].client)
     assert served.index("large") == 15, "its price is 16 small ones'"
+
+
+@pytest.mark.parametrize("what", ["images", "headers", "videos"])
+async def test_no_client_holds_all_workers_however_slow_its_orders_are(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """One client's orders do not end before two others have theirs, by a worker forked for that."""
+    served, others_done, prepare = list[str](), asyncio.Event(), WorkerSlots.prepare
+
+    async def held(slots: WorkerSlots, slot: WorkerSlot, parts: list[bytes], tenant: str) -> Any:
+        served.append(tenant)
+        if tenant == "mallory":
+            await others_done.wait()
+        return await prepare(slots, slot, parts, tenant)
+
+    monkeypatch.setattr(WorkerSlots, "prepare", held)
+    name = "saccade-decode" if what == "images" else "saccade-header"
+    async with running(arena) as pool:
+        await ready(pool)
+
+        async def ask(client: str, seed: int) -> None:
+            data = clip() + bytes(seed) if what == "videos" else encode(noise(32, 32, seed))
+            if what == "images":
+                await pool.decode(job(data, client=client, tenant=client), 0)
+                return
+            headers = pool.headers if what == "headers" else pool.video_headers
+            await headers.read_header(digest(data), data, Requester(client, tenant=client))
+
+        hostile = [asyncio.create_task(ask("mallory", seed)) for seed in range(40)]
+        async with asyncio.timeout(60):
+            await until(lambda: bool(served))
+            before = len(workers(name))
+            for seed, client in enumerate(("anna", "ben", "anna")):
+                await ask(client, 40 + seed)
+            assert len(workers(name)) == before + 1
+        assert served == ["mallory", "anna", "ben", "anna"]
+        others_done.set()
+        await asyncio.gather(*hostile)
 
 
 def test_what_waits_for_memory_is_overtaken_a_few_times_only() -> None:

@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from saccade.core.errors import ImageError, InvalidRequest, RequestError
 from saccade.core.plan import PixelSlot
-from saccade.core.video import VideoOptions
+from saccade.core.video import ALL_FRAMES, VideoOptions
 from saccade.media.content import PixelNames, video_reader
 from saccade.media.formats.container import orientation_of
 from saccade.media.opened import OpenedVideo
@@ -105,11 +105,22 @@ async def test_frames_of_a_file_are_pyavs_frames(
         assert path.metrics.value(HEADERS) == 1, "a seen file is not opened"
 
 
-@pytest.mark.parametrize("fps", [24, 241, 1e4, 1e300])
-async def test_a_rate_above_the_files_takes_all_frames(media_path: MakePath, fps: float) -> None:
+@pytest.mark.parametrize(
+    "options", [*({"fps": fps} for fps in (24, 241, 1e4, 1e300)), {"num_frames": ALL_FRAMES}]
+)
+async def test_a_rate_above_the_files_takes_all_frames(
+    media_path: MakePath, options: dict[str, float]
+) -> None:
     async with media_path() as path:
-        video = await opened(path, clip(8), fps=fps)
+        video = await opened(path, clip(8), **options)
         assert video.times.indices == tuple(range(8))
+
+
+async def test_of_all_frames_a_rate_takes_its_share(media_path: MakePath) -> None:
+    async with media_path() as path:
+        video = await opened(path, clip(8), num_frames=ALL_FRAMES, fps=4)
+        assert video.times.indices == (await opened(path, clip(8), fps=4)).times.indices
+        assert len(video.times.indices) == 4
 
 
 @pytest.mark.parametrize("container", ["mp4", pytest.param("matroska", marks=pytest.mark.more)])

@@ -343,7 +343,9 @@ def test_an_old_environment_is_made_anew(tmp_path: Path, capfd: pytest.CaptureFi
     python.write_text("#!/bin/sh\necho 3 10 13\n")
     python.chmod(0o755)
     assert install.make_environment(tmp_path / ".venv", None) == 0
-    assert "has Python 3.10.13: it is made anew" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "has Python 3.10.13: it is made anew" in said
+    assert f"making {tmp_path / '.venv'} ..." in said, "pip is installed there, for a while"
     assert install.version_in(tmp_path / ".venv") == sys.version_info[:3]
 
 
@@ -367,6 +369,17 @@ def test_an_index_that_never_answers_is_given_up(cpu: Index, silent: str) -> Non
     assert not install.answers(f"{cpu.url}/nothing/")
     assert not install.answers(silent, patience=0.2)
     assert not install.answers("no url at all")
+
+
+def test_a_stage_shows_its_seconds_in_a_terminal() -> None:
+    code = "import install\nwith install.stage('installing'): input()"
+    env = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
+    with Terminal([sys.executable, "-c", code], env=env) as terminal:
+        terminal.until("installing ...")
+        terminal.until("1 s")
+        terminal.until("2 s")
+        terminal.type("\n")
+        terminal.ended()
 
 
 def test_without_pip_and_uv_it_says_that_one_is_needed(tmp_path: Path) -> None:

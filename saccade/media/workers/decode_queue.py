@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -219,13 +219,20 @@ class JobQueue:
         self._clients.leave(job.client, price)
         self._requests.leave((job.client, job.request), price)
 
-    def take_jobs(self, memory_in_use: int, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """Pop the next job, along with other jobs for the same bytes that fit in memory. Returns an
-        empty list if no job fits until running ones finish. Jobs whose names are in `busy` are
-        skipped, since the same bytes are being decoded.
+    def take_jobs(
+        self,
+        memory_in_use: int,
+        busy: Collection[tuple[str, bytes]],
+        has_worker: Callable[[str], bool] = lambda _: True,
+    ) -> list[Job]:
+        """Pop the next job of a client for which `has_worker` is true, along with other jobs for
+        the same bytes that fit in memory. Returns an empty list if no job fits until running ones
+        finish. Jobs whose names are in `busy` are skipped, since the same bytes are being decoded.
         """
         free = self._budget - memory_in_use
         for job in self._order(busy):
+            if not has_worker(job.client):
+                continue
             if decoding_bytes(job.probe, len(job.data), [job.recipe]) <= free or not memory_in_use:
                 return self._take(job, free)
             job.overtaken += 1

@@ -157,8 +157,11 @@ class HeaderPool:
         return found
 
     def _dispatch(self) -> None:
-        if (slot := self.slots.idle()) and (readings := self._next()):
-            slot.busy = True
+        while self.slots.idle() and (readings := self._next()):
+            requester = readings[0].requester
+            slot = self.slots.idle(requester.tenant)
+            assert slot is not None
+            slot.client = requester.client
             task = asyncio.create_task(self._run(slot, readings))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -172,7 +175,9 @@ class HeaderPool:
         nbytes = 0
 
         def fits(reading: Reading) -> bool:
-            return not batch or (
+            if not batch:
+                return self.slots.has_worker(reading.requester.client)
+            return (
                 reading.requester.tenant == batch[0].requester.tenant
                 and nbytes + len(reading.data) <= BATCH_BYTES
             )

@@ -68,7 +68,7 @@ class SupervisorOptions:
       last of them has exited.
     - the write end of a pipe to which the fork server writes the supervisor's exit status
     - the arena, if `arena_bytes` is not 0
-    - a memory file (inbox) for each worker
+    - a memory file (inbox) for each worker. The last worker is forked by its first `ReplaceWorker`.
     """
 
     memory: int  # bytes by which a worker's address space may grow, even if its code is hostile
@@ -196,8 +196,8 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWorker:
-    """Kill an idle worker, empty its outbox, and fork another one. The answer is `WorkerReplaced`,
-    which is sent after the killed process has exited.
+    """Kill a worker, if it was forked, empty its outbox, and fork another one. `WorkerReplaced`
+    is sent once every process that has read an earlier order has exited.
     """
 
     worker: int

@@ -196,11 +196,12 @@ class DecodePool:
     def _dispatch(self) -> None:
         while self._waiting and self._decoders.idle():
             in_use = sum(batch.memory for batch in self._batches.values())
-            jobs = self._turns.take_jobs(in_use, self._batches.keys())
+            busy, has_worker = self._batches.keys(), self._decoders.has_worker
+            jobs = self._turns.take_jobs(in_use, busy, has_worker)
             slot = self._decoders.idle(jobs[0].tenant) if jobs else None
             if slot is None:
                 return
-            slot.busy = True
+            slot.client = jobs[0].client
             works = [self._waiting.pop(job) for job in jobs]
             task = asyncio.create_task(self._run(slot, self._decode(slot, works)))
             self._tasks.add(task)

@@ -262,16 +262,17 @@ class Supervisor:
         return None if left == math.inf else max(SOON, left)
 
     def _pass_on(self, order: Order) -> None:
+        if isinstance(order, ReplaceWorker):
+            if used := self._workers.get(order.worker):
+                os.kill(used.pid, signal.SIGKILL)
+                self._bury(used)
+            self.fork(order.worker)
+            self._front.send(WorkerReplaced(order.worker, order.serial))
+            return
         worker = self._workers[order.worker]
         if isinstance(order, Kill):
             if order.serial == worker.serial:
                 os.kill(worker.pid, signal.SIGKILL)
-            return
-        if isinstance(order, ReplaceWorker):
-            os.kill(worker.pid, signal.SIGKILL)
-            self._reap(worker)
-            self.fork(worker.number)
-            self._front.send(WorkerReplaced(order.worker, order.serial))
             return
         worker.order, worker.answered, worker.cpu = order, 0, cpu_seconds(worker.pid)
         if worker.gate is not None:
@@ -519,7 +520,7 @@ def be_supervisor(files: SupervisorFiles, parent: int) -> NoReturn:
     try:
         if follows(parent, b"saccade-nursery"):
             supervisor = Supervisor(files)
-            for number in range(len(files.inboxes)):
+            for number in range(len(files.inboxes) - 1):  # the last is forked when it is needed
                 supervisor.fork(number)
             supervisor.run()
         status = 0

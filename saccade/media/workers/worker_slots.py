@@ -3,7 +3,9 @@ receives its answers, or `WorkerLost` if the process exits.
 
 The supervisor of the workers is forked by a fork server (`media/workers/fork_server.py`), and again
 if it exits. A worker process reads bytes of one tenant only: before a slot is used for another
-tenant, its worker is replaced and its memory is cleared.
+tenant, its worker is replaced and its memory is cleared. One worker is reserved for clients without
+an order in flight, so that no client's slow orders occupy all workers. It is forked at its first
+use.
 """
 
 from __future__ import annotations
@@ -90,22 +92,27 @@ class WorkerLost(Exception):
 
 
 class WorkerSlot:
-    """One worker's slot. A caller reserves it (`busy`), fills the memory file (inbox), sends one
-    order, and waits for the answers.
+    """One worker's slot. A caller reserves it by setting `client`, the sender of the order. It
+    then fills the memory file (inbox), sends one order, waits for the answers, and frees the slot.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.inbox = os.memfd_create("saccade-inbox", os.MFD_CLOEXEC)
-        self.busy = False
+        self.client: str | None = None  # whose order it has; None: idle
         # Whose bytes the worker or the inbox may contain. None if they are clean.
         self.tenant: str | None = None
+        self.forked = True
         self.serial = self.life = self.turn = 0
         self._content: tuple[bytes, Places] = b"", ()
         """The inbox's current content: its name, if it has one, and (offset, bytes) of its
         parts.
         """
         self._answers: asyncio.Queue[WorkerAnswer | Lost] = asyncio.Queue()
+
+    @property
+    def busy(self) -> bool:
+        return self.client is not None
 
     def begin_order(self, life: int) -> None:
         """Assign the next serial number. Answers to earlier orders are dropped. `life` identifies
@@ -159,7 +166,7 @@ class WorkerSlot:
 
     def free(self) -> None:
         """Make the slot available again, and release the memory of a large order."""
-        self.busy = False
+        self.client = None
         if os.fstat(self.inbox).st_size > KEPT_INBOX_BYTES:
             self.empty()
 
@@ -188,7 +195,8 @@ class WorkerSlots:
         unusable: Callable[[str], None],
         outbox: int = 0,
     ) -> None:
-        """Create the slots without starting a process.
+        """Create `workers` slots that any client can use, and a reserved one, without starting a
+        process.
 
         fork_server: may be shared, and is closed by the caller.
         arena: the memory for decoded pixels, or `None` for workers that read headers or documents.
@@ -204,26 +212,32 @@ class WorkerSlots:
         self._metrics = metrics
         self._changed = changed
         self._unusable = unusable
-        self._slots = tuple(WorkerSlot(number) for number in range(workers))
+        self._slots = tuple(WorkerSlot(number) for number in range(workers + 1))
+        self._reserved = self._slots[-1]
         self._channel: AsyncChannel[Order, Answer] | None = None
         self._life = self._turns = 0
         self._task: asyncio.Task[None] | None = None
 
     def idle(self, tenant: str = "") -> WorkerSlot | None:
         """Return an idle slot. Slots that `tenant` used last are preferred, then unused ones, then
-        the least recently used. Returns `None` if all are busy or the workers are not ready.
+        the least recently used. Returns `None` if all are busy or the workers are not ready. Check
+        `has_worker` first.
         """
 
-        def cost(slot: WorkerSlot) -> tuple[bool, bool, int]:
-            return slot.tenant != tenant, slot.tenant is not None, slot.turn
+        def cost(slot: WorkerSlot) -> tuple[bool, bool, bool, int]:
+            reserved = slot is self._reserved
+            return slot.tenant != tenant, reserved, slot.tenant is not None, slot.turn
 
         slots = self._slots if self._channel is not None else ()
         return min([slot for slot in slots if not slot.busy], key=cost, default=None)
 
-    @property
-    def num_idle(self) -> int:
-        """The number of idle slots."""
-        return sum(not slot.busy for slot in self._slots)
+    def has_worker(self, client: str) -> bool:
+        """Return True if the client may use an idle slot. The last one is reserved for clients
+        without an order in flight.
+        """
+        clients = [slot.client for slot in self._slots]
+        idle = clients.count(None)
+        return idle > 1 or (idle == 1 and client not in clients)
 
     def start(self) -> None:
         """Start the supervisor in the background on the running event loop, unless it was
@@ -254,9 +268,12 @@ class WorkerSlots:
         slot.begin_order(self._life)
         self._turns += 1
         slot.turn = self._turns
-        if slot.tenant not in (None, tenant):
+        used = slot.tenant not in (None, tenant)
+        if used or not slot.forked:
             self.send(slot, ReplaceWorker(slot.number, slot.serial))
             assert isinstance(await slot.answer(), WorkerReplaced)
+            slot.forked = True
+        if used:
             slot.empty()
             self._metrics.inc("saccade_image_worker_renewals_total")
         slot.tenant = tenant
@@ -344,6 +361,7 @@ class WorkerSlots:
             async with asyncio.timeout(START_SECONDS):
                 ready = await channel.receive()
             self._report(ready)
+            self._reserved.forked = False
             self._channel = channel
             self._life += 1
             self._changed()

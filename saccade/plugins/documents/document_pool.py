@@ -2,16 +2,14 @@
 their text, and their pixels.
 
 Owns the queue of these workers. A job is one page, so that clients are served round-robin page by
-page. One worker is reserved for clients without a job in progress, so that no client's slow pages
-occupy all workers. Sizes are fast to read, and have a separate worker. CPU time is limited per page
-and per document. A file that exceeds it, or crashes a worker, is rejected for a while. The workers
-start with the first document.
+page. Sizes are fast to read, and have separate workers. CPU time is limited per page and per
+document. A file that exceeds it, or crashes a worker, is rejected for a while. The workers start
+with the first document.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from signal import SIGKILL
@@ -197,7 +195,7 @@ class _Readers:
         outbox: int,
         max_pages: int,
     ) -> None:
-        """Create the workers: `workers` that any client can use, and one that is reserved.
+        """Create the workers, as `WorkerSlots` does.
 
         outbox: the maximum bytes of a result.
         """
@@ -205,15 +203,13 @@ class _Readers:
         self._slots = WorkerSlots(
             fork_servers.readers,
             None,
-            workers + 1,
+            workers,
             memory,
             metrics,
             self._dispatch,
             self._fail,
             outbox,
         )
-        self._in_flight: Counter[str] = Counter()
-        """The number of jobs in progress by client."""
         self._options = options
         self._max_pages = max_pages
         self._metrics = metrics
@@ -260,15 +256,13 @@ class _Readers:
         while self._slots.idle() and (work := self._turns.take_next(self._has_worker)):
             slot = self._slots.idle(work.requester.tenant)
             assert slot is not None
-            slot.busy = True
-            self._in_flight[work.requester.client] += 1
+            slot.client = work.requester.client
             task = asyncio.create_task(self._run(slot, work))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _has_worker(self, work: _Work) -> bool:
-        """Return False if the last idle worker is reserved for other clients."""
-        return self._slots.num_idle > 1 or not self._in_flight[work.requester.client]
+        return self._slots.has_worker(work.requester.client)
 
     def _fail(self, why: str) -> None:
         while work := self._turns.take_next():
@@ -297,8 +291,6 @@ class _Readers:
                 self._refuse(work, crash, work.use)
         finally:
             slot.free()
-            self._in_flight[work.requester.client] -= 1
-            self._in_flight += Counter()  # removes zeros, so that clients do not accumulate
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, work: _Work) -> bytes:

@@ -15,7 +15,7 @@ from saccade.api.body_schema import BodySchema
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import CacheControl
 from saccade.front.content import Name
-from saccade.front.fields import Positive
+from saccade.front.fields import FrameCount, Positive
 from saccade.front.image_parts import Corners, DigestName
 from saccade.front.part_defaults import DocumentOptions, PageNumber
 from saccade.front.unread_fields import AnyFields, Citations, IgnoredFields, UnsupportedFields
@@ -106,7 +106,7 @@ class VideoBlock(MediaBlock, tag_field="type", tag="video", kw_only=True):
 
     source: VideoBytes | URLSource | FileSource | FramesSource
     fps: Rate | None = None
-    num_frames: Positive | None = None
+    num_frames: FrameCount | None = None
     max_frames: Positive | None = None
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None

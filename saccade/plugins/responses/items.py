@@ -22,7 +22,7 @@ from saccade.front.content import (
 )
 from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.extras import extras_of
-from saccade.front.fields import Positive, Reader, image_address, image_url
+from saccade.front.fields import FrameCount, Positive, Reader, image_address, image_url
 from saccade.front.image_parts import Corners, DigestName, InputImagePart, read_image, region_of
 from saccade.front.part_defaults import PageNumber, PartDefaults
 from saccade.front.unread_fields import AnyFields, IgnoredFields, UnsupportedFields
@@ -126,7 +126,7 @@ class VideoContent(SparseMedia, tag_field="type", tag="input_video", kw_only=Tru
     video_url: str | None = None
     file_id: Id | None = None
     fps: Rate | None = None
-    num_frames: Positive | None = None
+    num_frames: FrameCount | None = None
     max_frames: Positive | None = None
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None

@@ -16,6 +16,7 @@ from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
 from saccade.core.types import Image, ImageKey
 from saccade.core.video import (
+    ALL_FRAMES,
     MAX_FPS,
     MAX_FRAMES,
     FrameBudget,
@@ -90,6 +91,8 @@ def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
 def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> FrameTimes:
     """Choose the frames to decode from a file, and return their times. Raises InvalidRequest."""
     total, fps, options = probe.frames or 0, probe.fps, source.options
+    if options.num_frames == ALL_FRAMES:
+        options = replace(options, num_frames=None, fps=options.fps or MAX_FPS)
     if options.fps is not None:
         options = replace(options, fps=min(options.fps, MAX_FPS))
     indices = rules.sample(total, fps, options)
