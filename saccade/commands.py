@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,27 +41,19 @@ from saccade.tools.brought import join
 HELP = ("--help", "--help-advanced", "-h")
 COMMANDS = (
     Command(
-        "route",
-        "saccade.route.command:app",
-        "Route each request to the server that has seen its images.",
-    ),
-    Command(
-        "proxy",
-        "saccade.proxy.command:app",
-        "Send the bytes of each image to a server once. Run it on the machine of your clients.",
-    ),
-    Command(
         "chat",
         "saccade.tools.chat_command:app",
         "Ask a local engine or a server one question about images. A server also takes a session.",
+        renames=True,
     ),
     Command(
         "demo",
         "saccade.demo.command:app",
         "Serve the demo model and ask it about three images. Show the answers and what was cached.",
     ),
+    *chain.from_iterable(plugin.commands for plugin in plugins()),
 )
-"""Commands whose modules are imported when they are called. Plugins have more."""
+"""Commands whose modules are imported when they are called, those of plugins included."""
 
 
 def explain(error: CycloptsError) -> RenderableType:
@@ -82,9 +75,6 @@ app = App(
 )
 for command in COMMANDS:
     app.command(command.app, name=command.name, help=command.help)
-for plugin in plugins():
-    for command in plugin.commands:
-        app.command(command.app, name=command.name, help=command.help)
 join(app)
 
 ADVANCED = "--help-advanced" in sys.argv
@@ -270,7 +260,7 @@ def run() -> int:
         arguments = sys.argv[1:]
         if command == "serve":
             arguments = [command, *_in_our_words(arguments[1:])]
-        if command in ("serve", "route", "proxy", "chat"):
+        if command in ("serve", *(each.name for each in COMMANDS if each.renames)):
             check_spelling(arguments[1:])
         check_words(arguments)
         app.config = [*_configured(arguments)] if command == "serve" else []

@@ -14,6 +14,7 @@ class Command:
     name: str
     app: str  # "module:name" of a cyclopts `App`
     help: str  # one sentence
+    renames: bool = False  # options of earlier versions are explained (`core/tuning.py`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class SimulatedRouter:
             return 0
         if self._routing == "round-robin":
             return next(self._turn) % len(self._names)
-        first = next(iter(call.pictures), None)  # as the key of `saccade.route.affinity`
+        first = next(iter(call.pictures), None)  # as the key of `saccade.plugins.route.affinity`
         affine = session.to_bytes(8, "big") if first is None else first.image.key.digest
         key = self._dice.randbytes(8) if self._routing == "random" else affine
         load = dict(zip(self._names, loads, strict=True))

@@ -1,4 +1,4 @@
-"""The command `saccade proxy`."""
+"""The command `saccade route`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from saccade.arguments import Tuned, flat, tuning_help
 from saccade.core.logs import configure_logging
 from saccade.core.options import ConnectionOptions
 from saccade.core.tuning import Tuning
-from saccade.proxy.options import ProxyOptions
+from saccade.plugins.route.options import RouteOptions
 
 app = App(
-    name="proxy",
+    name="route",
     default_parameter=Parameter(negative="", consume_multiple=True),
     help_epilogue=tuning_help((ConnectionOptions,)),
 )
@@ -21,16 +21,17 @@ Edge = Annotated[ConnectionOptions, flat(ConnectionOptions, "Connections")]
 
 
 @app.default
-def proxy(
+def route(
     *,
-    options: Annotated[ProxyOptions, flat(ProxyOptions, "Proxy")],
+    options: Annotated[RouteOptions | None, flat(RouteOptions, "Router")] = None,
     edge: Edge = ConnectionOptions(),  # noqa: B008 - frozen
     tune: Tuned = (),
 ) -> int:
-    """Upload each image to a server once. Run it on the machine of your clients.
+    """Route each request to the server that has seen its images, or to that of its model.
 
-    Clients send their requests to the proxy instead of the server. It replaces images that the
-    server has by their digests. Requests to servers other than Saccade are forwarded unchanged.
+    With --workers, this light proxy spreads requests over several servers. An image, a chat and a
+    continued response stay with one server. If a server dies, its running answers are lost. Its
+    chats continue on other servers. With --models, it starts and stops servers by model.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def proxy(
         A tuning value, NAME=VALUE, for measurements. Repeat the option for several.
     """
     tuning = Tuning(tune, (ConnectionOptions,))
-    from saccade.proxy.run import proxy as run_proxy
+    from saccade.plugins.route.run import route as route_requests
 
     configure_logging()
-    return run_proxy(options, tuning.of(edge))
+    return route_requests(options or RouteOptions(), tuning.of(edge))

@@ -19,8 +19,8 @@ from starlette.types import Scope, Send
 from saccade.core.errors import ReplicaLost
 from saccade.edge.headers import SUFFIX_HEADER
 from saccade.edge.upstream import Head, WorkerDisconnected
-from saccade.route.fleet import Backend, Fleet
-from saccade.route.heads import answer_headers, request_head
+from saccade.plugins.route.fleet import Backend, Fleet
+from saccade.plugins.route.heads import answer_headers, request_head
 
 log = logging.getLogger("saccade")
 

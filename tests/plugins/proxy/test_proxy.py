@@ -28,8 +28,8 @@ from saccade import AsyncSendOnce, SendOnce
 from saccade.core.errors import ConfigError
 from saccade.core.options import ServerOptions
 from saccade.edge.body import LARGE_BODY, MAX_ON_LOOP
-from saccade.proxy import send_once
-from saccade.proxy.app import ServerAddress
+from saccade.plugins.proxy.app import ServerAddress
+from saccade.tools import send_once
 from tests.helpers.images import data_url, png
 from tests.helpers.served import Served, proxied, serving
 
@@ -317,7 +317,7 @@ print(transport.savings.sent, transport.savings.named)
 
 def server_libraries() -> set[str]:
     """The modules that Saccade's dependencies and extras install, as far as they are here."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     needs = [*project["dependencies"], *project["optional-dependencies"]["cpu"], "transformers"]
     names = {re.match(r"[\w-]+", each)[0].replace("_", "-").lower() for each in needs}  # type: ignore[index]
     return {

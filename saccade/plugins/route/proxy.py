@@ -26,12 +26,12 @@ from saccade.edge.body import READ, Admission, Bodies, BufferedBody, read_whole,
 from saccade.edge.headers import request_id
 from saccade.edge.metrics_text import CONTENT_TYPE, render
 from saccade.edge.upstream import WorkerDisconnected
-from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
-from saccade.route.broadcast import broadcast, is_for_everyone
-from saccade.route.fleet import Backend, Fleet
-from saccade.route.heads import request_head
-from saccade.route.options import SpreadOptions
-from saccade.route.relay import pass_on, refusals, send_whole
+from saccade.plugins.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
+from saccade.plugins.route.broadcast import broadcast, is_for_everyone
+from saccade.plugins.route.fleet import Backend, Fleet
+from saccade.plugins.route.heads import request_head
+from saccade.plugins.route.options import SpreadOptions
+from saccade.plugins.route.relay import pass_on, refusals, send_whole
 
 log = logging.getLogger("saccade")
 

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.edge.headers import Guard, RequestIds, Stamp, is_loopback
-from saccade.route.options import RelayOptions
+from saccade.plugins.route.options import RelayOptions
 
 _ALLOWED = "access-control-allow-origin"
 

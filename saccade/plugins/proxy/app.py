@@ -1,8 +1,8 @@
 """The proxy's HTTP: a body goes on with names in place of what the server has, and the answer comes
 back as it is.
 
-Owns a request's share of memory on its way. What to send is `send_once.py`'s, and all judgement is
-the server's. One event loop, and threads that look into bodies.
+Owns a request's share of memory on its way. What to send is `tools/send_once.py`'s, and all
+judgement is the server's. One event loop, and threads that look into bodies.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from saccade.core.shown_url import shown_url
 from saccade.edge.body import Admission, Bodies, BufferedBody, read_whole, while_connected
 from saccade.edge.headers import given_key, request_id
 from saccade.edge.upstream import Upstream, WorkerDisconnected
-from saccade.proxy.options import ProxyOptions
-from saccade.proxy.send_once import (
+from saccade.plugins.proxy.options import ProxyOptions
+from saccade.plugins.route.heads import request_head
+from saccade.plugins.route.relay import pass_on, refusals
+from saccade.tools.send_once import (
     LEAST,
     MAX_REFUSAL,
     Attempt,
@@ -37,8 +39,6 @@ from saccade.proxy.send_once import (
     VersionQuestion,
     plain_json,
 )
-from saccade.route.heads import request_head
-from saccade.route.relay import pass_on, refusals
 
 log = logging.getLogger("saccade")
 

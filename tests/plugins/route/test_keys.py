@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from saccade.media.sources.inline import decode_base64
-from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
+from saccade.plugins.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
 from tests.helpers.images import data_url
 
 DATA = b"\x89PNG not one at all, and nobody looks"
@@ -168,7 +168,7 @@ def test_nothing_is_decoded_after_the_first_image(monkeypatch: pytest.MonkeyPatc
     decoded: list[int] = []
     real = decode_base64
     monkeypatch.setattr(
-        "saccade.route.affinity.decode_base64",
+        "saccade.plugins.route.affinity.decode_base64",
         lambda *args: (decoded.append(len(args[0])), real(*args))[1],
     )
     bearing(messages=[user(image(OTHER)), *(user(image(URL)) for _ in range(50))])

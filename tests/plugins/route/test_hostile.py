@@ -23,15 +23,15 @@ import pytest
 
 from saccade.core.options import ConnectionOptions
 from saccade.edge.upstream import MAX_WAITING, PIECE_BYTES, Upstream, WorkerDisconnected
-from saccade.proxy.options import ProxyOptions
-from saccade.proxy.run import ProxyServer
-from saccade.route import affinity as keys
-from saccade.route import fleet
-from saccade.route.affinity import MAX_PARTS, MAX_VALUES, AffinityKey, bearing_of_body
-from saccade.route.events import MAX_WAITING as MAX_EVENT
-from saccade.route.events import Events
-from saccade.route.options import RouteOptions
-from saccade.route.run import RouteServer
+from saccade.plugins.proxy.options import ProxyOptions
+from saccade.plugins.proxy.run import ProxyServer
+from saccade.plugins.route import affinity as keys
+from saccade.plugins.route import fleet
+from saccade.plugins.route.affinity import MAX_PARTS, MAX_VALUES, AffinityKey, bearing_of_body
+from saccade.plugins.route.events import MAX_WAITING as MAX_EVENT
+from saccade.plugins.route.events import Events
+from saccade.plugins.route.options import RouteOptions
+from saccade.plugins.route.run import RouteServer
 from tests.abuse.values import BODIES
 
 CHAT = "/v1/chat/completions"

@@ -16,8 +16,8 @@ from saccade.core.errors import InternalError, RequestError
 from saccade.edge.headers import request_id
 from saccade.edge.refusal import failure_event, refusal
 from saccade.edge.upstream import Head, Headers, WorkerDisconnected
-from saccade.route.events import Events
-from saccade.route.heads import answer_headers
+from saccade.plugins.route.events import Events
+from saccade.plugins.route.heads import answer_headers
 
 log = logging.getLogger("saccade")
 

@@ -24,10 +24,10 @@ from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.ipc.environment import KEY_VARIABLES, forget
 from saccade.plugins import builders
-from saccade.route.fleet import Backend, Fleet
-from saccade.route.options import RouteOptions
-from saccade.route.origins import guarded
-from saccade.route.proxy import OWN_PATHS, Proxy
+from saccade.plugins.route.fleet import Backend, Fleet
+from saccade.plugins.route.options import RouteOptions
+from saccade.plugins.route.origins import guarded
+from saccade.plugins.route.proxy import OWN_PATHS, Proxy
 
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
 

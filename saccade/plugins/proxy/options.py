@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.core.tuning import at_least, at_most
-from saccade.route.options import RelayOptions
+from saccade.plugins.route.options import RelayOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

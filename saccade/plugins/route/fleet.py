@@ -19,7 +19,7 @@ from saccade.core.metrics import Metrics
 from saccade.edge.headers import INSTANCE_HEADER
 from saccade.edge.rank import rank
 from saccade.edge.upstream import Upstream, WorkerDisconnected, parse_worker
-from saccade.route.affinity import AffinityKey
+from saccade.plugins.route.affinity import AffinityKey
 
 log = logging.getLogger("saccade")
 

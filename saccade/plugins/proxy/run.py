@@ -13,9 +13,9 @@ from saccade.edge.body import Bodies
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
-from saccade.proxy.app import NamingProxy, ServerAddress
-from saccade.proxy.options import ProxyOptions
-from saccade.route.origins import guarded
+from saccade.plugins.proxy.app import NamingProxy, ServerAddress
+from saccade.plugins.proxy.options import ProxyOptions
+from saccade.plugins.route.origins import guarded
 
 
 class ProxyServer(Serving):

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from blake3 import blake3
 
-from saccade.proxy.send_once import (
+from saccade.tools.send_once import (
     MAX_REFUSAL,
     Attempt,
     AttemptReply,

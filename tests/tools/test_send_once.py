@@ -17,8 +17,8 @@ from saccade.core.errors import InvalidRequest, UnknownDigests
 from saccade.edge import related
 from saccade.edge.related import RelatedBody, boundary_of
 from saccade.edge.sent_bytes import SentBytes
-from saccade.proxy import send_once
-from saccade.proxy.send_once import (
+from saccade.tools import send_once
+from saccade.tools.send_once import (
     LEAST,
     Attempt,
     AttemptReply,

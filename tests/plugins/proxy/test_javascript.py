@@ -16,7 +16,7 @@ from saccade.core.options import ServerOptions
 from tests.helpers.images import data_url, png
 from tests.helpers.served import Served, serving
 
-FILE = Path(__file__).parents[2] / "examples" / "clients" / "send_once.mjs"
+FILE = Path(__file__).parents[3] / "examples" / "clients" / "send_once.mjs"
 NODE = shutil.which("node")
 pytestmark = [
     pytest.mark.more,

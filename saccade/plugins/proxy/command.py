@@ -1,4 +1,4 @@
-"""The command `saccade route`."""
+"""The command `saccade proxy`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from saccade.arguments import Tuned, flat, tuning_help
 from saccade.core.logs import configure_logging
 from saccade.core.options import ConnectionOptions
 from saccade.core.tuning import Tuning
-from saccade.route.options import RouteOptions
+from saccade.plugins.proxy.options import ProxyOptions
 
 app = App(
-    name="route",
+    name="proxy",
     default_parameter=Parameter(negative="", consume_multiple=True),
     help_epilogue=tuning_help((ConnectionOptions,)),
 )
@@ -21,17 +21,16 @@ Edge = Annotated[ConnectionOptions, flat(ConnectionOptions, "Connections")]
 
 
 @app.default
-def route(
+def proxy(
     *,
-    options: Annotated[RouteOptions | None, flat(RouteOptions, "Router")] = None,
+    options: Annotated[ProxyOptions, flat(ProxyOptions, "Proxy")],
     edge: Edge = ConnectionOptions(),  # noqa: B008 - frozen
     tune: Tuned = (),
 ) -> int:
-    """Route each request to the server that has seen its images, or to that of its model.
+    """Upload each image to a server once. Run it on the machine of your clients.
 
-    With --workers, this light proxy spreads requests over several servers. An image, a chat and a
-    continued response stay with one server. If a server dies, its running answers are lost. Its
-    chats continue on other servers. With --models, it starts and stops servers by model.
+    Clients send their requests to the proxy instead of the server. It replaces images that the
+    server has by their digests. Requests to servers other than Saccade are forwarded unchanged.
 
     Parameters
     ----------
@@ -39,7 +38,7 @@ def route(
         A tuning value, NAME=VALUE, for measurements. Repeat the option for several.
     """
     tuning = Tuning(tune, (ConnectionOptions,))
-    from saccade.route.run import route as route_requests
+    from saccade.plugins.proxy.run import proxy as run_proxy
 
     configure_logging()
-    return route_requests(options or RouteOptions(), tuning.of(edge))
+    return run_proxy(options, tuning.of(edge))
