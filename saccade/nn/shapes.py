@@ -72,7 +72,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Attention over latents (`nn/latent.py`)."""
+    """Attention over latents (`plugins/models/kit/latent.py`)."""
 
     latent: int  # values per token from which each head makes its keys and values
     plain: int  # values in a head's queries and keys that stay as they are

@@ -17,7 +17,7 @@ from saccade.families.kit.config_readers import HALF, read_colours, read_resampl
 from saccade.nn.shapes import Colours, SiglipConfig
 
 ONE: Grid = (0, 0)
-"""The grid of every image: one tile, as `nn/siglip.py` counts them."""
+"""The grid of every image: one tile, as `plugins/models/kit/siglip.py` counts them."""
 
 
 @dataclass(frozen=True, slots=True)

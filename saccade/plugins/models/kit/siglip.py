@@ -12,10 +12,10 @@ from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel
 from saccade.nn.protocol import GridFacts
 from saccade.nn.shapes import BlocksConfig, Colours, SiglipConfig
-from saccade.nn.tile_tower import TileTower
 from saccade.nn.tower import BlockParts, Layer, TowerBlock
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.tile_tower import TileTower
 
 TOWER = "vision_model"
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from saccade.families.kit.deepseek_text import DeepseekText, Routing
 from saccade.kernels.matrix import DenseMatrix, Rows
 from saccade.kernels.reference.moe import Routes
 from saccade.nn.attention import CausalAttention, HeadsConfig
 from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
 from saccade.nn.family_model import language_matrices
-from saccade.nn.latent import LatentAttention
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, RoutedExperts
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.deepseek_text import DeepseekText, Routing
+from saccade.plugins.models.kit.latent import LatentAttention
 
 QUANTISABLE = language_matrices(
     r"(self_attn\.([qokv]|q_[ab])_proj|self_attn\.kv_a_proj_with_mqa"
