@@ -185,7 +185,7 @@ def required(module: str) -> list[str]:
 def named_plugins(source: Source) -> Iterator[str]:
     """Plugins that a file outside their folder imports or writes as a dotted name.
 
-    A file is named after the plugin that it is made for, which alone imports it: `gguf.py`.
+    A plugin's file may be named after another that alone imports it: `gguf.py`.
     """
     own = ".".join(source.module.split(".")[:2])
     names = {name for name, _ in imports(source)}
@@ -193,7 +193,9 @@ def named_plugins(source: Source) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             names |= {name.removeprefix("saccade.") for name in re.findall(DOTTED, node.value)}
     for name in sorted(names):
-        made_for = source.path.stem.startswith(name.split(".")[1]) if "." in name else False
+        made_for = own.startswith("plugins.") and source.path.stem.startswith(
+            name.removeprefix("plugins.").split(".")[0]
+        )
         allowed = (own, *required(source.module))
         if name.startswith("plugins.") and not (
             made_for or any(fits(name, each) for each in allowed)
@@ -214,6 +216,9 @@ def test_shared_code_names_no_plugin() -> None:
         found = offenders(named_plugins, planted(place, named))
         assert len(found) == 2 and "plugins.messages" in found[1], found
     assert not offenders(named_plugins, planted("plugins/batches/new.py", named.splitlines()[2]))
+    named = "from saccade.plugins.gguf import fields"
+    assert offenders(named_plugins, planted("families/qwen_vl/gguf.py", named))
+    assert not offenders(named_plugins, planted("plugins/models/gemma3/gguf.py", named))
 
 
 def loads_of_record(source: Source) -> Iterator[str]:

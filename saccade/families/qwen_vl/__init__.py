@@ -14,7 +14,6 @@ FAMILY = Family(
         "Qwen3VLMoeForConditionalGeneration",
     ),
     model_types=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-    gguf="saccade.families.qwen_vl.gguf:FACTS",
 )
 QWEN3_5 = Family(
     spec="saccade.families.qwen_vl.qwen3_5_spec:qwen3_5_spec",
