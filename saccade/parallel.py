@@ -1,7 +1,8 @@
 """Tensor parallelism: this process's slice of the model.
 
 Layers take a `Shard` at construction and call its collectives where the mathematics needs them.
-No other code knows about ranks. `collectives.py` has the ways in which several reach each other.
+No other code knows about ranks. The plugin `parallel` has the ways in which several reach each
+other.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class Collectives(Protocol):
         `x` is contiguous, and its content on other ranks is overwritten.
         """
         ...
+
+    def leave(self) -> None:
+        """Leave the other ranks in order."""
 
 
 @dataclass(frozen=True, slots=True)

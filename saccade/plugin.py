@@ -109,6 +109,8 @@ class Plugin:
     answer_log: str | None = None  # function of `ServeOptions`: an `api.handlers.AnswerLog`
     recorder: str | None = None  # function of `ServeOptions` and `Metrics`: a `TimelineRecorder`
     fetcher: str | None = None  # class of `ServeOptions` and `Metrics`: a `UrlReader`
+    # `media.embedding_source.EmbeddingSource`, of options, arena, metrics; asked of `ServeOptions`
+    embeddings: Offer | None = None
     # The scheduler's, each built from a `PartContext`
     step_part: Offer | None = None  # a `StepPart`; asked of the `PartContext`
     cache_part: str | None = None  # a `StepPart` of requests that ask something from the caches
@@ -120,6 +122,8 @@ class Plugin:
     embedding_tiers: Offer | None = None  # as `runtime.tiers.open_tiers`; asked of budgets, device
     state_parts: tuple[tuple[str, str], ...] = ()  # tag of a `RowExtra`, class of its `StatePart`
     logit_rules: tuple[LogitRule, ...] = ()
+    # function of backend, rank, count of ranks and memory file: this rank's `parallel.Shard`
+    collectives: str | None = None
     changes: str | None = None  # class of a `Worker`: `runtime.changes.ModelChanges`
     # Instead of those that answer prompts
     scheduler: Offer | None = None  # as `engine.schedulers.build_scheduler`; of the `EngineConfig`

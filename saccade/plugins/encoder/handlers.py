@@ -1,5 +1,5 @@
 """POST /internal/embedding, the one question to a server with role encode: the bytes of an image,
-or its key, for its embedding (`core/exchange.py` has the words).
+or its key, for its embedding (`exchange.py` has the words).
 
 Owns the order of a request: the wish and this tower's ability, a permit, the body, the image, the
 engine, the answer from shared memory. The image is opened like any client's.
@@ -25,13 +25,6 @@ from saccade.api.handlers import Endpoint, RequestHandler
 from saccade.api.mounting import ApiContext
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
-from saccade.core.exchange import (
-    ENCODE_PATH,
-    REQUEST_HEADER,
-    RESULT_HEADER,
-    EmbeddingRequest,
-    EmbeddingResult,
-)
 from saccade.core.types import Image, Request, SamplingParams, Span
 from saccade.core.video import MAX_FRAMES, VideoRules, check_video_options
 from saccade.edge.body import BufferedBody, read_whole, while_connected
@@ -41,6 +34,13 @@ from saccade.media.content import Budget
 from saccade.media.opened import OpenedImage
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import ImageSource, Source, VideoSource
+from saccade.plugins.encoder.exchange import (
+    ENCODE_PATH,
+    REQUEST_HEADER,
+    RESULT_HEADER,
+    EmbeddingRequest,
+    EmbeddingResult,
+)
 
 PIECE = 256 * 1024
 """Bytes that are handed to the connection at a time."""

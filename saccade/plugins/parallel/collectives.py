@@ -62,12 +62,6 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
     return Shard(rank, size, SymmetricMemory(group) if backend == "symm-mem" else group)
 
 
-def leave() -> None:
-    """Leave the other ranks in order."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 class SharedMemory:
     """Collectives through memory mapped by all ranks' processes.
 
@@ -118,6 +112,9 @@ class SharedMemory:
             if self._rank:
                 piece.copy_(first)
         return x
+
+    def leave(self) -> None:
+        pass
 
     def _exchange(self, piece: torch.Tensor, *, speaks: bool = True) -> torch.Tensor:
         """Return everyone's piece [size, n], in shared memory. Read it before the next exchange.
@@ -173,6 +170,9 @@ class Distributed:
         self._finish(lambda: self.group._allgather_base(flat, mine, options))
         return gathered
 
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
     def _finish(self, start: Callable[[], dist.Work | None]) -> None:
         try:
             work = start()
@@ -222,3 +222,6 @@ class SymmetricMemory:
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return self._fallback.broadcast(x)
+
+    def leave(self) -> None:
+        self._fallback.leave()

@@ -14,14 +14,14 @@ import pytest
 import torch
 from blake3 import blake3
 
-import saccade.media.encoders
+import saccade.plugins.encoder.encoders
 from saccade.core.arena import Arena
 from saccade.core.errors import ConfigError
-from saccade.core.exchange import RESULT_HEADER, EmbeddingRequest, EmbeddingResult
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey, Tower
-from saccade.media.encoders import Encoders
+from saccade.plugins.encoder.encoders import Encoders
+from saccade.plugins.encoder.exchange import RESULT_HEADER, EmbeddingRequest, EmbeddingResult
 from saccade.plugins.encoder.options import RoleOptions
 
 IMAGE = Image(ImageKey(bytes(32), bytes(16)), (1, 4, 4), 4, 16, (64, 64))
@@ -39,7 +39,7 @@ def test_a_file_of_encoders_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until it names one, and after it names none, nobody is asked; nonsense changes nothing."""
-    monkeypatch.setattr(saccade.media.encoders, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(saccade.plugins.encoder.encoders, "CHECK_SECONDS", 0.01)
     path, arena = tmp_path / "encoders", Arena.create(1 << 20)
     options = RoleOptions(role="language", encoders=(str(path),))
     slot = PixelSlot(0, 64, 64, 1 << 16)

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,22 +24,24 @@ from saccade.core.arena import Arena
 from saccade.core.config import DISK_BLOCK
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import ConfigError
-from saccade.core.exchange import (
+from saccade.core.given_paths import regular
+from saccade.core.metrics import Metrics
+from saccade.core.options import ServeOptions
+from saccade.core.plan import PixelSlot
+from saccade.core.settings import FetchSettings, RoleSettings
+from saccade.core.types import ImageKey, Tower
+from saccade.core.video import FrameBudget
+from saccade.edge.rank import rank
+from saccade.edge.upstream import Head, Upstream, WorkerDisconnected, parse_worker
+from saccade.media.embedding_source import EncoderOutcome
+from saccade.media.opened import OpenedImage
+from saccade.plugins.encoder.exchange import (
     ENCODE_PATH,
     REQUEST_HEADER,
     RESULT_HEADER,
     EmbeddingRequest,
     EmbeddingResult,
 )
-from saccade.core.given_paths import regular
-from saccade.core.metrics import Metrics
-from saccade.core.plan import PixelSlot
-from saccade.core.settings import RoleSettings
-from saccade.core.types import ImageKey, Tower
-from saccade.core.video import FrameBudget
-from saccade.edge.rank import rank
-from saccade.edge.upstream import Head, Upstream, WorkerDisconnected, parse_worker
-from saccade.media.opened import OpenedImage
 
 log = logging.getLogger("saccade")
 
@@ -70,17 +71,6 @@ class NoEmbedding(Exception):
         super().__init__(why)
         self.kind = kind
         self.lasting = lasting
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderOutcome:
-    """The end of a question. `outcome` is "embedding", or the reason for failure. `ms` is the whole
-    time, including `encode_ms` in the encoder's tower.
-    """
-
-    outcome: str
-    ms: float = 0.0
-    encode_ms: float = 0.0
 
 
 class _Encoder:
@@ -294,6 +284,13 @@ class Encoders:
             raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes ends after {came}")
         if error := await asyncio.to_thread(_fault, target, given):
             raise NoEmbedding("damaged", error)
+
+
+def build_encoders(options: ServeOptions, arena: Arena, metrics: Metrics) -> Encoders:
+    """Build the encoders that these options name. Raises ConfigError."""
+    return Encoders(
+        options.of(RoleSettings), arena, metrics, options.of(FetchSettings).fetch_timeout
+    )
 
 
 def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingRequest, bytes]:
