@@ -132,6 +132,7 @@ class Plugin:
     upstreams: Offer | None = None  # `Upstreams`, of a `RouterContext`; asked of `RouteOptions`
     # class of the engine's `GrammarRequests`, built when the first answer is to be held to a form
     grammars: str | None = None
+    tool_formats: str | None = None  # the `ToolFormat`s of text.answer.tool_format, in a tuple
     steps: tuple[StepRule, ...] = ()  # of preparing requests
     media: tuple[MediaCard, ...] = ()  # kinds that requests may hold
     # (kind of device as PyTorch calls it, its `kernels.backend.KernelBackend`)

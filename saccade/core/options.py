@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from saccade.core.config import (
     MIB,
@@ -37,12 +35,6 @@ from saccade.core.tuning import MAX_IMAGE_WORKERS, above, at_least, at_most, bas
 MAX_RUNNING = 65_536
 """Requests side by side: each has its place in tables that are made at the start."""
 
-TOOL_FORMATS = Path(__file__).parents[1] / "text" / "answer" / "formats"
-"""A folder for each way to write tool calls: listed for its name, imported by `text/` alone."""
-if TYPE_CHECKING:
-    ToolParser = str
-else:
-    ToolParser = Literal["auto", *(each.name for each in iter_modules([TOOL_FORMATS])), "none"]
 ReasoningParser = Literal["auto", "think", "channel", "none"]
 Group = TypeVar("Group")
 """A dataclass of options."""
@@ -67,7 +59,7 @@ class ModelOptions:
     # prompts and answers
     chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""
-    tool_parser: ToolParser = "auto"
+    tool_parser: str = "auto"
     """Tool-call format (see docs/structured-output.md). none: reject tools. auto: detect it in the
     chat template.
     """

@@ -1,8 +1,8 @@
 """The socket for tool formats: what one brings to be found, read and held to by a grammar.
 
-A format is a folder in `formats/`: its `__init__.py` has the format as data, which every server
-reads, and another module the code, which is imported once an answer may have calls.
-`answer_format.py` finds it there, and no other file names it.
+A format is data, which every server reads, and names a module with its code, which is imported
+once an answer may have calls. `answer_format.py` finds those of Qwen-VL, in `formats/`, and those
+of plugins.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls: `FORMAT` in a folder of that name."""
+    """How a model writes tool calls."""
 
     name: str
     # in a chat template

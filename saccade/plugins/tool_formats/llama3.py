@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from saccade.text.answer.formats.llama3 import TAG
+from saccade.plugins.tool_formats.formats import PYTHON_TAG
 from saccade.text.answer.json_call import JsonCall
 from saccade.text.answer.tool_format import CallSyntax
 from saccade.text.grammar.call_grammar import (
@@ -74,7 +74,7 @@ class Llama3Grammar:
         calls = 'calls: called ("; " called)*' if parallel else "calls: called"
         if need == "must":
             return [start_rule(answer), calls]
-        return ["start: calls | AFTER", text_without(TAG, r" & ~/\s*\{(?s:.*)/"), calls]
+        return ["start: calls | AFTER", text_without(PYTHON_TAG, r" & ~/\s*\{(?s:.*)/"), calls]
 
 
 SYNTAX = CallSyntax(

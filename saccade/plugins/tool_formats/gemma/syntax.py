@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from saccade.text.answer.formats.gemma import CLOSE, OPEN, QUOTE
-from saccade.text.answer.formats.gemma.call import GemmaCall
-from saccade.text.answer.formats.gemma.rules import GemmaRules
+from saccade.plugins.tool_formats.formats import CALL_CLOSE, CALL_OPEN, QUOTE
+from saccade.plugins.tool_formats.gemma.call import GemmaCall
+from saccade.plugins.tool_formats.gemma.rules import GemmaRules
 from saccade.text.answer.tool_format import CallSyntax
 from saccade.text.grammar.call_grammar import Lexicon, TaggedCalls, ValueParts, tag_term
 from saccade.text.grammar.parts import quoted
@@ -17,7 +17,7 @@ class GemmaGrammar(TaggedCalls):
     """Grammar for calls that follow each other directly."""
 
     def __init__(self, lexicon: Lexicon) -> None:
-        super().__init__(lexicon, OPEN, CLOSE)
+        super().__init__(lexicon, CALL_OPEN, CALL_CLOSE)
         self._quote = tag_term(lexicon, QUOTE)
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:

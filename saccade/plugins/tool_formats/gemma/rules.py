@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.core.errors import InvalidRequest
-from saccade.text.answer.formats.gemma import QUOTE
-from saccade.text.answer.formats.gemma.call import MAX_WORD
+from saccade.plugins.tool_formats.formats import QUOTE
+from saccade.plugins.tool_formats.gemma.call import MAX_WORD
 from saccade.text.grammar.parts import Part, quoted, schema_part
 from saccade.text.grammar.schema_types import Place, follow, place_name
 

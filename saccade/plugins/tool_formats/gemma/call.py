@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 
-from saccade.text.answer.formats.gemma import CLOSE, QUOTE
+from saccade.plugins.tool_formats.formats import CALL_CLOSE, QUOTE
 from saccade.text.answer.json_call import MAX_DEPTH, NUMBER
 
 _CALL = "call:"
@@ -38,7 +38,7 @@ class GemmaCall:
 
     @property
     def done(self) -> bool:
-        return self._due == "close" and self._word == CLOSE
+        return self._due == "close" and self._word == CALL_CLOSE
 
     @property
     def certain(self) -> bool:
@@ -68,7 +68,7 @@ class GemmaCall:
             return self._feed_head(character)
         if self._due == "close":
             self._word = (self._word + character).lstrip(_SPACE)
-            return CLOSE.startswith(self._word)
+            return CALL_CLOSE.startswith(self._word)
         if character in _MARKS and not self._word.startswith("<"):
             return self._end_word() and self._feed_mark(character)
         self._word = (self._word + character).lstrip(_SPACE)

@@ -12,7 +12,7 @@ import re
 import secrets
 from typing import Any
 
-from saccade.text.answer.formats.mistral import ARGUMENTS, OPEN
+from saccade.plugins.tool_formats.formats import ARGUMENTS, TOOL_CALLS
 from saccade.text.answer.json_call import JsonCall, JsonScanner
 from saccade.text.answer.tool_format import CallSyntax
 from saccade.text.grammar.call_grammar import (
@@ -125,7 +125,7 @@ class MistralGrammar:
     """
 
     def __init__(self, lexicon: Lexicon) -> None:
-        self._opening, self._arguments = tag_term(lexicon, OPEN), tag_term(lexicon, ARGUMENTS)
+        self._opening, self._arguments = tag_term(lexicon, TOOL_CALLS), tag_term(lexicon, ARGUMENTS)
         self._lists = self._arguments == quoted(ARGUMENTS)  # the tokenizer has no such tag
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
@@ -143,8 +143,8 @@ class MistralGrammar:
         call = f"call: {self._opening} called"
         if need == "must":
             return [start_rule(answer), f"calls: {self._opening} {behind}", call]
-        begun = begun_rule(OPEN, self._opening)
-        return [f"start: AFTER | begun {behind}", text_without(OPEN), begun, call]
+        begun = begun_rule(TOOL_CALLS, self._opening)
+        return [f"start: AFTER | begun {behind}", text_without(TOOL_CALLS), begun, call]
 
 
 def _nine_characters() -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.text.answer.formats.xml import FUNCTION
+from saccade.text.answer.formats import FUNCTION
 from saccade.text.answer.tool_format import CLOSE, OPEN, CallSyntax
 from saccade.text.answer.typed_arguments import TypedCall
 from saccade.text.grammar.call_grammar import Lexicon

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.text.answer.formats.glm import KEY, KEY_END
+from saccade.plugins.tool_formats.formats import KEY, KEY_END
 from saccade.text.answer.tool_format import CLOSE, OPEN, CallSyntax
 from saccade.text.answer.typed_arguments import TypedCall
 from saccade.text.grammar.call_grammar import Lexicon, pattern, tag_term
