@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 
 from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from cyclopts.config import Env, Toml
@@ -36,7 +36,6 @@ from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.ipc.memory import begin_imports, end_imports
 from saccade.plugin import Command
 from saccade.plugins import option_groups, plugins
-from saccade.tools.brought import join
 
 HELP = ("--help", "--help-advanced", "-h")
 COMMANDS = (
@@ -75,7 +74,6 @@ app = App(
 )
 for command in COMMANDS:
     app.command(command.app, name=command.name, help=command.help)
-join(app)
 
 ADVANCED = "--help-advanced" in sys.argv
 """True if the help is to show every option."""
@@ -90,13 +88,36 @@ HEADINGS = {
     "answers": "Answers",
 }
 """Headings of the groups of `ServeOptions` in --help. A plugin's group has the plugin's name."""
-GROUPS = [
-    *((name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS),
-    *(
+OWN = [(name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS]
+
+
+def is_plain(arguments: Sequence[str], environment: Iterable[str]) -> bool:
+    """Return True for `serve` with options of the core alone, each a number, a text or a switch.
+
+    Other servers write some choices and lists differently.
+    """
+    kinds = [kind for _, kind, _ in OWN]
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    free = {name for name, hint in hints.items() if get_origin(hint) not in (Literal, tuple)}
+    free -= tuning_values(kinds).keys()
+    options = {f"--{name.replace('_', '-')}" for name in free}
+    given = {word.partition("=")[0] for word in arguments if word.startswith("-")}
+    variables = {f"SACCADE_{name.upper()}" for name in free}
+    read = {name for name in environment if name.startswith(("SACCADE_", "SGLANG_", "VLLM_"))}
+    return arguments[:1] == ["serve"] and given <= options and read <= variables
+
+
+PLAIN = is_plain(sys.argv[1:], os.environ)
+"""True if neither plugins' options, nor other servers', nor other commands are asked for."""
+GROUPS = [*OWN]
+if not PLAIN:
+    from saccade.tools.brought import join
+
+    join(app)
+    GROUPS += (
         (plugin.name, kind, plugin.name.replace("_", " ").capitalize())
         for plugin, kind in option_groups().items()
-    ),
-]
+    )
 SERVE_OPTIONS = tuple(kind for _, kind, _ in GROUPS)
 BASIC = basic_options(SERVE_OPTIONS)
 TUNING = tuning_values(SERVE_OPTIONS)
@@ -258,7 +279,7 @@ def run() -> int:
     try:
         check_command(command := next(iter(sys.argv[1:]), ""))
         arguments = sys.argv[1:]
-        if command == "serve":
+        if command == "serve" and not PLAIN:
             arguments = [command, *_in_our_words(arguments[1:])]
         if command in ("serve", *(each.name for each in COMMANDS if each.renames)):
             check_spelling(arguments[1:])

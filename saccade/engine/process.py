@@ -59,10 +59,10 @@ from saccade.ipc.messages import (
     ToFront,
 )
 from saccade.plugins import builders, plugins
-from saccade.sched.protocol import Scheduler
 
 if TYPE_CHECKING:
     from saccade.engine.store_lookup import StoreProbe
+    from saccade.sched.protocol import Scheduler
 
 PINNED_SHARE = 0.5
 """Of the KV cache and of each tier of it, and of the device's embedding cache: what requests may
