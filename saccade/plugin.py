@@ -128,6 +128,8 @@ class Plugin:
     # Instead of those that answer prompts
     scheduler: Offer | None = None  # as `engine.schedulers.build_scheduler`; of the `EngineConfig`
     worker: Offer | None = None  # of spec, folder, as `load_net`: makes a worker; of the `Load`
+    # function of config.json, as a `Section`: raises CheckpointError for unsupported quantisation
+    quantization: str | None = None
     stored_forms: Offer | None = None  # `StoredForms`, of config.json, `LoadContext`; asked of json
     upstreams: Offer | None = None  # `Upstreams`, of a `RouterContext`; asked of `RouteOptions`
     # class of the engine's `GrammarRequests`, built when the first answer is to be held to a form

@@ -1,7 +1,7 @@
 """Matrices in 8 bits with scales, as stored in a checkpoint (FP8, compressed-tensors): checked,
 made whole, or kept for a device that multiplies them.
 
-Knows the arithmetic between values and scales. `families/quantization.py` assigns scales to
+Knows the arithmetic between values and scales. `quantization.py` assigns scales to
 matrices.
 """
 
@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.families.quantization import Scheme
 from saccade.kernels.matrix import (
     FP8,
     MIN_FP8_GROUP,
@@ -24,6 +23,7 @@ from saccade.kernels.matrix import (
 )
 from saccade.kernels.reference.fp8 import prepare
 from saccade.nn.weights import Part
+from saccade.plugins.quantized.quantization import Scheme
 from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 

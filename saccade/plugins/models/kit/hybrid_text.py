@@ -1,4 +1,4 @@
-"""The hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), from a checkpoint's
+"""The hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`hybrid_decoder.py`), from a checkpoint's
 files.
 
 Also what it keeps per token or sequence, and how ranks share it. Runs without torch.
@@ -19,8 +19,8 @@ from saccade.families.kit.config_readers import (
     read_theta,
     refuse_unsupported,
 )
-from saccade.nn.hybrid_config import DeltaConfig, HybridConfig
 from saccade.nn.shapes import RopeConfig, TextConfig
+from saccade.plugins.models.kit.hybrid_config import DeltaConfig, HybridConfig
 
 FULL, LINEAR = "full_attention", "linear_attention"
 

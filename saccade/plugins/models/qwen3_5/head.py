@@ -11,14 +11,14 @@ import torch
 
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.decoder import Decoder
-from saccade.nn.hybrid import GatedAttention, GatedDelta, hybrid_layer
-from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.linear import Linear
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch
 from saccade.nn.shapes import TextConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.hybrid_config import HybridConfig
+from saccade.plugins.models.kit.hybrid_decoder import GatedAttention, GatedDelta, hybrid_layer
 
 NAME = "mtp"
 

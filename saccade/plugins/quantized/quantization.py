@@ -2,7 +2,7 @@
 
 Reads block-wise FP8, compressed-tensors in int8, FP8 or packed ints, AWQ and GPTQ. Owns how
 `quantization_config` is read, and how errors are worded. Leaves tensors to
-`plugins/quantized/scaled.py` and `plugins/quantized/packed.py`.
+`scaled.py` and `packed.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import QUANTIZATION_FIELDS as NAMES
 from saccade.families.checkpoint import Section
-from saccade.families.packed_layouts import Packed
+from saccade.plugins.quantized.packed_layouts import Packed
 
 SUPPORTED = (
     'supported are fp8 (in blocks, "weight_block_size"), compressed-tensors (8-bit int or float '

@@ -7,14 +7,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from saccade.families.qwen_vl.net import QwenVLModel
-from saccade.families.qwen_vl.qwen3_5_head import NAME, MultiTokenHead
-from saccade.families.qwen_vl.qwen3_5_spec import Qwen35Spec
 from saccade.nn.decoder import Decoder
 from saccade.nn.family_model import FullNet, language_matrices
-from saccade.nn.hybrid import hybrid_model
 from saccade.nn.protocol import LanguageModel
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.hybrid_decoder import hybrid_model
+from saccade.plugins.models.qwen3_5.head import NAME, MultiTokenHead
+from saccade.plugins.models.qwen3_5.spec import Qwen35Spec
 
 LAYER = (
     r"((self_attn|mlp|mlp\.shared_expert|mlp\.experts\.\d+)\.[a-z]+_proj"

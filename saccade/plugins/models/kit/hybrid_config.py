@@ -1,5 +1,5 @@
 """The shape of a language model with two kinds of layers, beyond `TextConfig`. A family reads it
-from a checkpoint, and `nn/hybrid.py` builds it.
+from a checkpoint, and `hybrid_decoder.py` builds it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Qwen3.5's language model, which MiniCPM-V 4.6 has too. Its layers use the gated delta rule, or
 attention whose output is gated. Each is followed by an MLP, or by experts and one that is shared. A
-family reads its shape (`families/kit/hybrid.py`).
+family reads its shape (`hybrid_text.py`).
 
 Norms hold their weights minus 1. Rotary tables are computed once per forward and shared by all
 attention layers.
@@ -14,7 +14,6 @@ from saccade.kernels.matrix import DenseMatrix, Rows
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
-from saccade.nn.hybrid_config import DeltaConfig, HybridConfig
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
@@ -23,6 +22,7 @@ from saccade.nn.protocol import Attention, DeltaInputs
 from saccade.nn.shapes import ExpertsConfig, TextConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.hybrid_config import DeltaConfig, HybridConfig
 
 
 class GatedAttention:

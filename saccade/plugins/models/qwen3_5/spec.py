@@ -15,7 +15,6 @@ from saccade.core.family import Cuts, KVSpec, heads_cache
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.kit.base_spec import BLIND, plain_cuts, read_options
 from saccade.families.kit.config_readers import text_section
-from saccade.families.kit.hybrid import hybrid_caches, hybrid_cuts, read_hybrid
 from saccade.families.kit.native_images import NO_IMAGES
 from saccade.families.qwen_vl.config import NO_VISION, read_vision
 from saccade.families.qwen_vl.spec import (
@@ -26,7 +25,8 @@ from saccade.families.qwen_vl.spec import (
     read_placeholder,
 )
 from saccade.families.qwen_vl.video import read_video
-from saccade.nn.hybrid_config import HybridConfig
+from saccade.plugins.models.kit.hybrid_config import HybridConfig
+from saccade.plugins.models.kit.hybrid_text import hybrid_caches, hybrid_cuts, read_hybrid
 
 TEXT_ONLY = (
     *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),

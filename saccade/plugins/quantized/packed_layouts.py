@@ -2,7 +2,7 @@
 pack-quantized.
 
 Owns the names and shapes of the tensors that make up one matrix. Leaves config.json to
-`quantization.py` and numbers to `runtime/weights/unpack.py`.
+`quantization.py` and numbers to `unpack.py`.
 """
 
 from __future__ import annotations

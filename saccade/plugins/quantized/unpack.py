@@ -1,8 +1,8 @@
 """Matrices in a few bits, unpacked, made whole, or packed for products: the arithmetic for AWQ,
 GPTQ and compressed-tensors' pack-quantized.
 
-Only unpacks numbers. Files are read by `plugins/quantized/packed.py`, and names are in
-`families/packed_layouts.py`.
+Only unpacks numbers. Files are read by `packed.py`, and names are in
+`packed_layouts.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from saccade.families.packed_layouts import Packed, Role
 from saccade.kernels.matrix import Int4Matrix
 from saccade.kernels.reference.int4 import MIN_GROUP, holds, pack_int4
 from saccade.nn.weights import Part
+from saccade.plugins.quantized.packed_layouts import Packed, Role
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Index of the k-th of eight neighbours among the 4-bit numbers of an int32, lowest first."""
