@@ -109,6 +109,7 @@ class Plugin:
     answer_log: str | None = None  # function of `ServeOptions`: an `api.handlers.AnswerLog`
     recorder: str | None = None  # function of `ServeOptions` and `Metrics`: a `TimelineRecorder`
     fetcher: str | None = None  # class of `ServeOptions` and `Metrics`: a `UrlReader`
+    uploads: str | None = None  # function of `ServeOptions`: `media.sources.uploaded.UploadedFiles`
     # `media.embedding_source.EmbeddingSource`, of options, arena, metrics; asked of `ServeOptions`
     embeddings: Offer | None = None
     # The scheduler's, each built from a `PartContext`

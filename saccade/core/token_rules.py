@@ -55,10 +55,5 @@ class TokenRules:
         """Return True if they forbid tokens. Rules may also only demand one."""
         return bool(self.allowed or self.bad_words or self.banned or self.no_repeat)
 
-    @property
-    def depend(self) -> bool:
-        """Return True if they depend on the answer's tokens so far."""
-        return bool(self.bad_words or self.banned or self.no_repeat or self.thinking)
-
 
 NO_RULES = TokenRules()

@@ -41,7 +41,7 @@ from saccade.plugins import builders
 if TYPE_CHECKING:
     from saccade.media.embedding_source import EmbeddingSource
     from saccade.media.pixel_prints import PixelPrints
-    from saccade.media.sources.uploads import Uploads
+    from saccade.media.sources.uploaded import UploadedFiles
 
 Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
 """What a request may hold besides text. frames: of a video, as a list; videos: as files."""
@@ -116,7 +116,7 @@ class Media:
         return (*(images if self.spec.sees_images else ()), *self.kinds.readable())
 
     @property
-    def files(self) -> Uploads:
+    def files(self) -> UploadedFiles:
         """The uploaded files."""
         return self.reader.files
 

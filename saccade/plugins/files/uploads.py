@@ -1,4 +1,4 @@
-"""Uploaded files for an event loop: the work in `files.py`, on own threads and within a time.
+"""Uploaded files for an event loop: the work in `store.py`, on own threads and within a time.
 
 A folder that does not answer (a lock held elsewhere, a file server that is away) holds up only
 askers for files.
@@ -14,7 +14,10 @@ from mmap import mmap
 from typing import BinaryIO, TypeVar
 
 from saccade.core.errors import StorageBusy
-from saccade.media.sources.files import PIECE, FileStore, Stored
+from saccade.core.options import ServeOptions
+from saccade.core.settings import FileSettings
+from saccade.media.media import Media
+from saccade.plugins.files.store import PIECE, FileStore, Stored
 
 READERS = 4
 """Threads that read. One more writes: writers take turns anyway."""
@@ -85,3 +88,16 @@ class Uploads:
                 f"the upload directory (--files-dir) did not respond for {PATIENCE:g} s: "
                 "try again later"
             ) from None
+
+
+def open_uploads(options: ServeOptions) -> Uploads:
+    """Open the folder of uploaded files that the options name."""
+    settings = options.of(FileSettings)
+    return Uploads(FileStore(settings.folder, settings.nbytes))
+
+
+def uploads_of(media: Media) -> Uploads:
+    """Return the files of a server, as this plugin opened them."""
+    files = media.files
+    assert isinstance(files, Uploads), "no other plugin brings uploads"
+    return files

@@ -20,8 +20,8 @@ import pytest
 from blake3 import blake3
 
 from saccade.core.errors import InvalidRequest, NotFound, StorageBusy, StorageFull, TooLarge
-from saccade.media.sources.files import BLOCK, FileStore, Stored
-from saccade.media.sources.uploads import Uploads
+from saccade.plugins.files.store import BLOCK, FileStore, Stored
+from saccade.plugins.files.uploads import Uploads
 
 DATA = b"some bytes"
 
@@ -175,7 +175,7 @@ def test_the_budget_counts_all_that_lies_on_disk(tmp_path: Path) -> None:
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.media.sources.files.MAX_FILES", 3)
+    monkeypatch.setattr("saccade.plugins.files.store.MAX_FILES", 3)
     store = FileStore(tmp_path, 1 << 20)
     for n in range(3):
         store.save(DATA, str(n), "vision", None)
@@ -258,7 +258,7 @@ sys.stdin.read()
 async def test_a_lock_held_elsewhere_holds_up_only_those_who_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.media.sources.files.LOCK_SECONDS", 0.3)
+    monkeypatch.setattr("saccade.plugins.files.store.LOCK_SECONDS", 0.3)
     files = Uploads(FileStore(tmp_path, 1 << 20))
     kept = await files.save(DATA, "a", "vision", None)
     with subprocess.Popen(
@@ -288,7 +288,7 @@ async def test_a_lock_held_elsewhere_holds_up_only_those_who_write(
 async def test_a_folder_that_does_not_answer_is_said_to_be_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.media.sources.uploads.PATIENCE", 0.1)
+    monkeypatch.setattr("saccade.plugins.files.uploads.PATIENCE", 0.1)
     away = threading.Event()  # a file server that is away blocks in the kernel
     monkeypatch.setattr(FileStore, "entries", lambda self, owner: away.wait())
     files = Uploads(FileStore(tmp_path, 1 << 20))
@@ -303,7 +303,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from saccade.core.errors import StorageFull
-from saccade.media.sources.files import FileStore
+from saccade.plugins.files.store import FileStore
 store = FileStore(Path(sys.argv[1]), 1 << 20)
 kept = store.save(b"kept", "kept", "vision", None)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -372,7 +372,7 @@ def test_an_expired_file_is_gone_and_makes_room(
     stored = store.save(DATA, "a", "vision", 3600)
     assert stored.expires is not None and stored.expires == stored.created // 10**9 + 3600
     monkeypatch.setattr(
-        "saccade.media.sources.files.time.time", lambda: stored.created / 1e9 + 3601
+        "saccade.plugins.files.store.time.time", lambda: stored.created / 1e9 + 3601
     )
     assert store.entries() == []
     with pytest.raises(NotFound):
