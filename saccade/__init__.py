@@ -8,7 +8,7 @@ from saccade.core.types import SamplingParams
 
 if TYPE_CHECKING:
     from saccade.llm import LLM, Answer
-    from saccade.proxy.transports import AsyncSendOnce, SendOnce
+    from saccade.tools.transports import AsyncSendOnce, SendOnce
 
 __version__ = "0.2.0"
 __all__ = ["LLM", "Answer", "AsyncSendOnce", "SamplingParams", "SendOnce", "__version__"]
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(saccade.llm, name)
     if name in ("SendOnce", "AsyncSendOnce"):
-        import saccade.proxy.transports
+        import saccade.tools.transports
 
-        return getattr(saccade.proxy.transports, name)
+        return getattr(saccade.tools.transports, name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 
 from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from cyclopts.config import Env, Toml
@@ -35,32 +36,23 @@ from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.ipc.memory import begin_imports, end_imports
 from saccade.plugin import Command
 from saccade.plugins import option_groups, plugins
-from saccade.tools.brought import join
 
 HELP = ("--help", "--help-advanced", "-h")
 COMMANDS = (
     Command(
-        "route",
-        "saccade.route.command:app",
-        "Route each request to the server that has seen its images.",
-    ),
-    Command(
-        "proxy",
-        "saccade.proxy.command:app",
-        "Send the bytes of each image to a server once. Run it on the machine of your clients.",
-    ),
-    Command(
         "chat",
         "saccade.tools.chat_command:app",
         "Ask a local engine or a server one question about images. A server also takes a session.",
+        renames=True,
     ),
     Command(
         "demo",
         "saccade.demo.command:app",
         "Serve the demo model and ask it about three images. Show the answers and what was cached.",
     ),
+    *chain.from_iterable(plugin.commands for plugin in plugins()),
 )
-"""Commands of the core whose modules are imported when they run. Plugins add more."""
+"""Commands whose modules are imported when they run, including those of plugins."""
 
 
 def explain(error: CycloptsError) -> RenderableType:
@@ -82,10 +74,6 @@ app = App(
 )
 for command in COMMANDS:
     app.command(command.app, name=command.name, help=command.help)
-for plugin in plugins():
-    for command in plugin.commands:
-        app.command(command.app, name=command.name, help=command.help)
-join(app)
 
 ADVANCED = "--help-advanced" in sys.argv
 """True if the help lists every option."""
@@ -99,14 +87,37 @@ HEADINGS = {
     "edge": "Connections",
     "answers": "Answers",
 }
-"""Headings of the `ServeOptions` groups in --help. The heading of a plugin's group is its name."""
-GROUPS = [
-    *((name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS),
-    *(
+"""Headings of the groups of `ServeOptions` in --help. A plugin's group has the plugin's name."""
+OWN = [(name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS]
+
+
+def is_plain(arguments: Sequence[str], environment: Iterable[str]) -> bool:
+    """Return True for `serve` with options of the core alone, each a number, a text or a switch.
+
+    Other servers write some choices and lists differently.
+    """
+    kinds = [kind for _, kind, _ in OWN]
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    free = {name for name, hint in hints.items() if get_origin(hint) not in (Literal, tuple)}
+    free -= tuning_values(kinds).keys()
+    options = {f"--{name.replace('_', '-')}" for name in free}
+    given = {word.partition("=")[0] for word in arguments if word.startswith("-")}
+    variables = {f"SACCADE_{name.upper()}" for name in free}
+    read = {name for name in environment if name.startswith(("SACCADE_", "SGLANG_", "VLLM_"))}
+    return arguments[:1] == ["serve"] and given <= options and read <= variables
+
+
+PLAIN = is_plain(sys.argv[1:], os.environ)
+"""True if neither plugins' options, nor other servers', nor other commands are asked for."""
+GROUPS = [*OWN]
+if not PLAIN:
+    from saccade.tools.brought import join
+
+    join(app)
+    GROUPS += (
         (plugin.name, kind, plugin.name.replace("_", " ").capitalize())
         for plugin, kind in option_groups().items()
-    ),
-]
+    )
 SERVE_OPTIONS = tuple(kind for _, kind, _ in GROUPS)
 BASIC = basic_options(SERVE_OPTIONS)
 TUNING = tuning_values(SERVE_OPTIONS)
@@ -271,9 +282,9 @@ def run() -> int:
     try:
         check_command(command := next(iter(sys.argv[1:]), ""))
         arguments = sys.argv[1:]
-        if command == "serve":
+        if command == "serve" and not PLAIN:
             arguments = [command, *_translate_options(arguments[1:])]
-        if command in ("serve", "route", "proxy", "chat"):
+        if command in ("serve", *(each.name for each in COMMANDS if each.renames)):
             check_spelling(arguments[1:])
         check_words(arguments)
         app.config = [*_configured(arguments)] if command == "serve" else []

@@ -1,7 +1,7 @@
 """Tensor parallelism: this process's slice of the model.
 
 Layers receive a `Shard` when they are constructed, and call its collectives where the mathematics
-requires it. No other code deals with ranks. `collectives.py` has the transports between ranks.
+requires it. No other code deals with ranks. The plugin `parallel` has the transports between ranks.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class Collectives(Protocol):
         `x` must be contiguous. On other ranks, it is overwritten.
         """
         ...
+
+    def leave(self) -> None:
+        """Leave the other ranks in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ class Command:
     name: str
     app: str  # "module:name" of a cyclopts `App`
     help: str  # one sentence
+    renames: bool = False  # options of earlier versions are explained (`core/tuning.py`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,11 @@ class Plugin:
     recorder: str | None = None
     # class, constructed from `ServeOptions` and `Metrics`, that implements `UrlReader`
     fetcher: str | None = None
+    # function of `ServeOptions`: returns `media.sources.uploaded.UploadedFiles`
+    uploads: str | None = None
+    # `media.embedding_source.EmbeddingSource`, built from (options, arena, metrics); `asked` gets
+    # the `ServeOptions`
+    embeddings: Offer | None = None
     # ---- the scheduler; each part is built from a `PartContext`
     step_part: Offer | None = None  # a `StepPart`; `asked` gets the `PartContext`
     cache_part: str | None = None  # a `StepPart` for requests with cache settings
@@ -135,6 +141,8 @@ class Plugin:
     # pairs: tag of a `RowExtra`, class of its `StatePart`
     state_parts: tuple[tuple[str, str], ...] = ()
     logit_rules: tuple[LogitRule, ...] = ()
+    # function of (backend, rank, number of ranks, memory file): returns the `parallel.Shard`
+    collectives: str | None = None
     # class, constructed from a `Worker`, that implements `runtime.changes.ModelChanges`
     changes: str | None = None
     # ---- replacements of the core's implementations
@@ -142,6 +150,9 @@ class Plugin:
     scheduler: Offer | None = None
     # builds a worker from the arguments of `load_net`; `asked` gets the `Load`
     worker: Offer | None = None
+    # function of config.json as a `Section`: raises CheckpointError if its quantization is not
+    # supported
+    quantization: str | None = None
     # `StoredForms`, built from (config.json, `LoadContext`); `asked` gets the config.json
     stored_forms: Offer | None = None
     # `Upstreams`, built from a `RouterContext`; `asked` gets the `RouteOptions`
@@ -149,6 +160,7 @@ class Plugin:
     # class that implements the engine's `GrammarRequests`, built for the first answer with
     # structured output
     grammars: str | None = None
+    tool_formats: str | None = None  # tuple of `text.answer.tool_format.ToolFormat`
     steps: tuple[StepRule, ...] = ()  # steps of preparing a request
     media: tuple[MediaCard, ...] = ()  # kinds of media that requests may contain
     # pairs: PyTorch device type, the `kernels.backend.KernelBackend` for it

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from saccade.core.config import (
     MIB,
@@ -37,12 +35,6 @@ from saccade.core.tuning import MAX_IMAGE_WORKERS, above, at_least, at_most, bas
 MAX_RUNNING = 65_536
 """Maximum concurrent requests, because each takes space in tables allocated at start-up."""
 
-TOOL_FORMATS = Path(__file__).parents[1] / "text" / "answer" / "formats"
-"""Has a package for each tool-call format. Only its listing is used here; `text/` imports them."""
-if TYPE_CHECKING:
-    ToolParser = str
-else:
-    ToolParser = Literal["auto", *(each.name for each in iter_modules([TOOL_FORMATS])), "none"]
 ReasoningParser = Literal["auto", "think", "channel", "none"]
 Group = TypeVar("Group")
 """A dataclass of options."""
@@ -67,7 +59,7 @@ class ModelOptions:
     # prompts and responses
     chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""
-    tool_parser: ToolParser = "auto"
+    tool_parser: str = "auto"
     """Tool-call format (see docs/structured-output.md). none: reject tools. auto: detect it in the
     chat template.
     """

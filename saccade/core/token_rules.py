@@ -45,10 +45,5 @@ class TokenRules:
         """True if any token can be forbidden. Rules may also only force a token."""
         return bool(self.allowed or self.bad_words or self.banned or self.no_repeat)
 
-    @property
-    def depend(self) -> bool:
-        """True if the rules depend on the tokens generated so far."""
-        return bool(self.bad_words or self.banned or self.no_repeat or self.thinking)
-
 
 NO_RULES = TokenRules()

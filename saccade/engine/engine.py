@@ -39,12 +39,12 @@ from saccade.ipc.messages import (
     ToFront,
     TokenizerText,
 )
-from saccade.sched.protocol import Scheduler
 
 if TYPE_CHECKING:
     from saccade.engine.changes import Changes
     from saccade.engine.pause import PauseState
     from saccade.engine.store_lookup import StoreProbe
+    from saccade.sched.protocol import Scheduler
 
 UNPAUSED = (
     "the server must be paused to change weights or memory: POST /pause (mode abort or wait), "

@@ -12,12 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
 from saccade.ipc.memory import MachineMemory, MemoryUsage, trim
-from saccade.sched.protocol import Scheduler
+
+if TYPE_CHECKING:
+    from saccade.sched.protocol import Scheduler
 
 log = logging.getLogger("saccade")
 

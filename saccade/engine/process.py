@@ -60,10 +60,10 @@ from saccade.ipc.messages import (
     ToFront,
 )
 from saccade.plugins import builders, plugins
-from saccade.sched.protocol import Scheduler
 
 if TYPE_CHECKING:
     from saccade.engine.store_lookup import StoreProbe
+    from saccade.sched.protocol import Scheduler
 
 PINNED_SHARE = 0.5
 """Maximum fraction that clients may pin of the KV cache, of each of its other tiers, and of the

@@ -20,7 +20,7 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.extras import how_to_install
 from saccade.core.family import FamilySpec
 from saccade.core.model_folder import resolve_model
-from saccade.families.checkpoint import read_checkpoint
+from saccade.families.checkpoint import Section, read_checkpoint
 from saccade.plugin import CheckpointFormat, Family
 from saccade.plugins import plugins
 
@@ -89,9 +89,7 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint.mentions_quantization and not checked:
-        from saccade.families.quantization import read_quantization
-
-        read_quantization(checkpoint.config)
+        _check_quantization(checkpoint.config)
     architecture = checkpoint.architecture()
     try:
         family = find_family(architecture)
@@ -107,6 +105,15 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
 
         refuse_generation(checkpoint.generation)
     return spec.with_options(_read_options(options)) if options else spec
+
+
+def _check_quantization(config: Section) -> None:
+    """Raise CheckpointError unless a plugin can read the quantised matrices."""
+    checks = [plugin.quantization for plugin in plugins() if plugin.quantization]
+    if not checks:
+        raise CheckpointError(f"{config.where}: no installed plugin reads quantised checkpoints")
+    for check in checks:
+        resolve_name(check)(config)
 
 
 def _read_options(options: Sequence[str]) -> dict[str, str]:

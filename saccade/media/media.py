@@ -22,7 +22,7 @@ from saccade.core.family import FamilySpec, Part
 from saccade.core.metrics import Metrics
 from saccade.core.options import ServeOptions
 from saccade.core.plan import PixelSlot
-from saccade.core.settings import FetchSettings, FileSettings, RoleSettings
+from saccade.core.settings import FileSettings
 from saccade.core.types import ImageKey
 from saccade.media.content import PixelNames, name_pixels
 from saccade.media.formats import heif
@@ -36,11 +36,12 @@ from saccade.media.workers.decode_queue import PixelLimits
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.pool import DecodePool, Decoders
 from saccade.plugin import MediaCard
+from saccade.plugins import builders
 
 if TYPE_CHECKING:
-    from saccade.media.encoders import Encoders
+    from saccade.media.embedding_source import EmbeddingSource
     from saccade.media.pixel_prints import PixelPrints
-    from saccade.media.sources.uploads import Uploads
+    from saccade.media.sources.uploaded import UploadedFiles
 
 Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
 """What a request may contain besides text. "frames" are a list of a video's frames, and "videos"
@@ -88,11 +89,10 @@ class Media:
         self._options = media = options.media
         self._arena = arena
         self._metrics = metrics
-        self.encoders: Encoders | None = None
-        if (role := options.of(RoleSettings)).role == "language":
-            from saccade.media.encoders import Encoders
-
-            self.encoders = Encoders(role, arena, metrics, options.of(FetchSettings).fetch_timeout)
+        sources = builders(lambda plugin: plugin.embeddings, options)
+        self.encoders: EmbeddingSource | None = None
+        if sources:
+            self.encoders = sources[0](options, arena, metrics)
         own = spec.sample.own if spec.sees_images else None
         pool = DecodePool(arena, media, metrics, fork_servers, own)
         self._decoders = Decoders(pool, metrics)
@@ -120,7 +120,7 @@ class Media:
         return (*(images if self.spec.sees_images else ()), *self.kinds.readable())
 
     @property
-    def files(self) -> Uploads:
+    def files(self) -> UploadedFiles:
         """The uploaded files."""
         return self.reader.files
 
@@ -243,7 +243,7 @@ class Media:
             return None
         return await self.decode(key, slot)
 
-    async def _given(self, encoders: Encoders, key: ImageKey, slot: PixelSlot) -> bool:
+    async def _given(self, encoders: EmbeddingSource, key: ImageKey, slot: PixelSlot) -> bool:
         """Request an image's embedding. Returns True if the slot now contains it."""
         held = self._held.get(key, ())
         opened = next((each for each in held if each.there), next(iter(held), None))

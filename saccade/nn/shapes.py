@@ -73,7 +73,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Multi-head latent attention (`nn/latent.py`)."""
+    """Multi-head latent attention (`plugins/models/kit/latent.py`)."""
 
     latent: int  # latent values per token, from which each head computes its keys and values
     plain: int  # values of a head's queries and keys without RoPE

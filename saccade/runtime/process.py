@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -54,7 +55,7 @@ from saccade.ipc.messages import (
 from saccade.kernels.ops import pick_ops
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import UNSHARDED, PeerLost, Shard
-from saccade.plugins import builders
+from saccade.plugins import builders, plugins
 from saccade.runtime.attention import pick_attention
 from saccade.runtime.inflight_step import MaskSource, Step
 from saccade.runtime.memory import DTYPES
@@ -148,10 +149,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     execute_orders(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()
-    if load.parallel.ranks > 1:
-        from saccade.collectives import leave
-
-        leave()
+    if shard.group is not None:
+        shard.group.leave()
 
 
 def compile_in_background(load: Load) -> Callable[[], None] | None:
@@ -376,9 +375,8 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
     how = load.parallel
     if how.ranks == 1:
         return UNSHARDED
-    from saccade.collectives import join
-
-    everyone = join(how.all_reduce, rank, how.ranks, group_fd)
+    (join,) = (resolve_name(each.collectives) for each in plugins() if each.collectives)
+    everyone: Shard = join(how.all_reduce, rank, how.ranks, group_fd)
     return everyone.spread(how.size, how.expert_runs)
 
 

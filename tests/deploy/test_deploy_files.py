@@ -23,7 +23,7 @@ from saccade.commands import app
 from saccade.core.metrics import DECLARED
 from saccade.core.options import ConnectionOptions
 from saccade.edge.metrics_text import LORA_INFO
-from saccade.route.proxy import OWN_PATHS
+from saccade.plugins.route.proxy import OWN_PATHS
 from saccade_bench.fixtures.server import Server, serving
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -17,7 +17,7 @@ import pytest
 from blake3 import blake3
 from PIL import Image
 
-from saccade.proxy.send_once import NamedBody
+from saccade.tools.send_once import NamedBody
 from saccade_bench.fixtures.server import Server
 from tests.e2e.ways import WITH_KEY
 from tests.fixtures.tiny import picture

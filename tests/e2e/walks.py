@@ -167,7 +167,7 @@ def measure(folder: Path) -> tuple[Measured, Measured]:
     with pytest.MonkeyPatch.context() as patch:
         path = [str(TESTS / "walking"), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(path))
-        patch.setenv("SACCADE_WALKS", str(folder))
+        patch.setenv("WALKS_FOLDER", str(folder))
         with serving("demo", folder) as server:
             for seed in range(2):  # what only first requests enter is not looked at
                 for first in bodies(seed):

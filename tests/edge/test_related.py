@@ -23,7 +23,7 @@ from saccade.core.settings import KeySettings
 from saccade.edge import related
 from saccade.edge.related import RelatedBody, boundary_of, first_part, name_at_end
 from saccade.edge.sent_bytes import KEPT_SECONDS, OVERHEAD, SentBytes
-from saccade.route.affinity import bearing_of_body
+from saccade.plugins.route.affinity import bearing_of_body
 from tests.helpers.images import data_url, png
 from tests.helpers.served import Served, routed, serving
 

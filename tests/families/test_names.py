@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from saccade.families.qwen_vl.net import QwenVLModel
-from saccade.families.qwen_vl.qwen3_5_net import Qwen35Model
 from saccade.nn.family_model import FamilyModel
 from saccade.plugins.models.deepseek_vl2.net import DeepseekModel
 from saccade.plugins.models.dots_ocr.net import DotsModel
@@ -17,6 +16,7 @@ from saccade.plugins.models.internvl.net import InternVLModel
 from saccade.plugins.models.kimi_vl.net import KimiModel
 from saccade.plugins.models.minicpm.net import MiniCPMModel
 from saccade.plugins.models.paddleocr_vl.net import PaddleModel
+from saccade.plugins.models.qwen3_5.net import Qwen35Model
 from saccade.plugins.models.smolvlm.net import SmolVLMModel
 
 LAYER = "layers.0.mlp.up_proj.weight"

@@ -71,7 +71,7 @@ def test_a_familys_spec_is_read_without_the_others(checkpoint: Callable[..., Pat
 def test_a_family_of_the_core_is_read_without_a_record_of_plugins() -> None:
     loaded = loaded_by(DEMO)
     assert not [name for name in loaded if name.startswith("saccade.plugins.")]
-    assert "saccade.families.quantization" not in loaded, "the checkpoint is not quantised"
+    assert "saccade.plugins.quantized.quantization" not in loaded, "the checkpoint is not quantised"
     rest = loaded - loaded_by(DEMO, checked=True)
     assert rest == {"saccade.families.unread_fields"}
 

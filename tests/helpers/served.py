@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
@@ -36,10 +36,6 @@ from saccade.front.score_prompts import Scoring
 from saccade.ipc.messages import Submit
 from saccade.media.media import Media
 from saccade.plugins import asked_plugins, plugins
-from saccade.proxy.options import ProxyOptions
-from saccade.proxy.run import ProxyServer
-from saccade.route.options import RouteOptions
-from saccade.route.run import RouteServer
 from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
@@ -47,6 +43,9 @@ from tests.helpers.echo import ARENA_BYTES, CONTEXT, EchoEngine
 from tests.helpers.fork_servers import image_fork_servers
 from tests.helpers.options import serve_options
 from tests.text.templates import THINKING
+
+if TYPE_CHECKING:
+    from saccade.plugins.proxy.run import ProxyServer
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -177,6 +176,9 @@ def routed(
     served: Served, edge: ConnectionOptions | None = None, key: str = "none", **options: Any
 ) -> Iterator[Served]:
     """The same server, asked through a router."""
+    from saccade.plugins.route.options import RouteOptions
+    from saccade.plugins.route.run import RouteServer
+
     ready = threading.Event()
     found: list[str] = []
     told = RouteOptions(workers=(served.address,), port=0, **options)
@@ -207,6 +209,9 @@ def routed(
 @contextmanager
 def proxied(upstream: str, **options: Any) -> Iterator[tuple[str, ProxyServer]]:
     """A proxy's address, and the proxy."""
+    from saccade.plugins.proxy.options import ProxyOptions
+    from saccade.plugins.proxy.run import ProxyServer
+
     ready = threading.Event()
     found: list[str] = []
     proxy = ProxyServer(ProxyOptions(upstream=upstream, port=0, **options), ConnectionOptions())

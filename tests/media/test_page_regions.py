@@ -34,6 +34,7 @@ from saccade.media.sources.source import (
     SentFile,
 )
 from saccade.plugins.documents.page_drawing import MAX_PIXELS, MAX_SCALE, PageSize
+from saccade.plugins.files.uploads import uploads_of
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
 from tests.fixtures.tiny import picture
 from tests.media.conftest import MakePath, Path
@@ -229,14 +230,18 @@ async def test_regions_of_one_file_read_it_once(
     media_path: MakePath, tmp_path: pathlib.Path
 ) -> None:
     async with media_path(files_dir=str(tmp_path / "files")) as path:
-        stored = await path.media.files.save(FILE, "a.pdf", "user_data", None, "ann")
-        requester, reads, read = Requester(owner="ann", tenant="ann"), [], path.media.files.read
+        stored = await uploads_of(path.media).save(FILE, "a.pdf", "user_data", None, "ann")
+        requester, reads, read = (
+            Requester(owner="ann", tenant="ann"),
+            [],
+            uploads_of(path.media).read,
+        )
 
         async def counted(*asked: Any) -> bytes:
             reads.append(asked)
             return await read(*asked)
 
-        path.media.files.read = counted  # type: ignore[method-assign, assignment]
+        uploads_of(path.media).read = counted  # type: ignore[method-assign, assignment]
         boxes = [(0, 0, 90, 90), (90, 0, 180, 90), (0, 90, 90, 180)]
         pages = await see(
             path, *(part(FileId(stored.id), box) for box in boxes), requester=requester

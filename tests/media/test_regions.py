@@ -30,6 +30,7 @@ from saccade.media.sources.source import (
     RegionSource,
     SentFile,
 )
+from saccade.plugins.files.uploads import uploads_of
 from tests.helpers.images import data_url
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, noise, photo
@@ -236,7 +237,7 @@ async def test_an_uploaded_image_is_known_by_its_digest_to_its_owner_alone(
 ) -> None:
     data = encode(photo(30, 40))
     async with media_path(files_dir=str(tmp_path / "files")) as path:
-        stored = await path.media.files.save(data, "a.png", "vision", None, "ann")
+        stored = await uploads_of(path.media).save(data, "a.png", "vision", None, "ann")
         (name, _) = named(data)
         ann, bob = (Requester(owner=owner, tenant=owner) for owner in ("ann", "bob"))
         opened = await path.media.open(region(name, (0, 0, 9, 9)), "", ann)
@@ -248,7 +249,7 @@ async def test_an_uploaded_image_is_known_by_its_digest_to_its_owner_alone(
                 await path.media.open(region(digest, (0, 0, 9, 9)), "", bob)
             messages.append(refused.value.message.replace(digest.name, ""))
         assert messages[0] == messages[1]
-        await path.media.files.delete(stored.id, "ann")
+        await uploads_of(path.media).delete(stored.id, "ann")
         with pytest.raises(ImageError, match="send its bytes"):
             await path.media.open(region(name, (0, 0, 9, 9)), "", ann)
 

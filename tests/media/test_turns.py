@@ -25,6 +25,7 @@ from saccade.plugins.fetch.fetcher import (
     REQUEST_READS,
     Fetcher,
 )
+from saccade.plugins.files.uploads import uploads_of
 from tests.media.conftest import MakePath
 from tests.media.origins import PICTURE, fetcher, ok, origin
 from tests.media.pictures import encode, noise
@@ -395,15 +396,15 @@ async def test_a_file_named_many_times_is_read_once_and_held_once(
     data = encode(noise(100, 100))
     async with media_path(files_dir=str(tmp_path)) as path:
         reads = 0
-        read = path.media.files._store.read
+        read = uploads_of(path.media)._store.read
 
         def counted(id: str, owner: str) -> bytes:
             nonlocal reads
             reads += 1
             return read(id, owner)
 
-        monkeypatch.setattr(path.media.files._store, "read", counted)
-        ids = [(await path.media.files.save(data, "a", "vision", None)).id for _ in range(2)]
+        monkeypatch.setattr(uploads_of(path.media)._store, "read", counted)
+        ids = [(await uploads_of(path.media).save(data, "a", "vision", None)).id for _ in range(2)]
         sources = [ImageSource(FileId(ids[n % 2]), f"messages[0].content[{n}]") for n in range(64)]
         rooms = [Counted(1 << 20) for _ in range(3)]
         requests = await asyncio.gather(
@@ -419,7 +420,7 @@ async def test_a_file_named_many_times_is_read_once_and_held_once(
 async def test_a_file_that_does_not_fit_is_not_read(media_path: MakePath, tmp_path: Path) -> None:
     data = encode(noise(100, 100))
     async with media_path(files_dir=str(tmp_path)) as path:
-        stored = await path.media.files.save(data, "a", "vision", None)
+        stored = await uploads_of(path.media).save(data, "a", "vision", None)
         next(tmp_path.glob("*/content")).write_bytes(bytes(len(data)))  # reading would tell
         room = Counted(len(data) - 1)
         with pytest.raises(Overloaded):

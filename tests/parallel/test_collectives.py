@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 import torch
 
-from saccade.collectives import SLOT
 from saccade.core.errors import ConfigError
 from saccade.parallel import Shard
+from saccade.plugins.parallel.collectives import SLOT
 from tests.fixtures.rank_group import shards, together
 
 BACKENDS = ("shm", "gloo")

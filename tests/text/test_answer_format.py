@@ -7,10 +7,10 @@ import pytest
 
 import saccade.demo
 from saccade.core.errors import ConfigError
-from saccade.core.options import ReasoningParser, ToolParser
+from saccade.core.options import ReasoningParser
 from saccade.families.qwen_vl.spec import TEMPLATES
+from saccade.plugins.tool_formats.formats import CHANNEL
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_answer_format
-from saccade.text.answer.formats.gemma import CHANNEL
 from saccade.text.answer.reasoning import THINK
 from saccade.text.grammar.json_size import Extent, extent
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
@@ -59,7 +59,7 @@ def test_a_template_shows_how_its_model_writes(
     ],
 )
 def test_the_operator_knows_better(
-    tools: ToolParser, reasoning: ReasoningParser, answer_format: AnswerFormat
+    tools: str, reasoning: ReasoningParser, answer_format: AnswerFormat
 ) -> None:
     assert find_answer_format([THINKING], tools, reasoning) == answer_format
     assert all(value for _, value in answer_format.described())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.text.answer.formats.gemma import CHANNEL
+from saccade.plugins.tool_formats.formats import CHANNEL
 from saccade.text.answer.reasoning import THINK, Reasoning, Tags, Where, reasoning_at
 
 

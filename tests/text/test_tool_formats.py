@@ -15,12 +15,14 @@ import jsonschema
 import pytest
 
 import saccade
-from saccade.core.options import TOOL_FORMATS, ReasoningParser
+from saccade.core.options import ReasoningParser
 from saccade.front.members import read_tools
+from saccade.plugin import Plugin
+from saccade.plugins import plugins
 from saccade.plugins.grammar.grammars import Grammars
 from saccade.plugins.grammar.matchers import Matchers
 from saccade.plugins.grammar.tool_choice import read_tool_choice
-from saccade.text.answer import answer_format, formats
+from saccade.text.answer import answer_format
 from saccade.text.answer.answer_format import CALL_TAGS, FORMATS, THOUGHTS, find_answer_format
 from saccade.text.answer.reader import AnswerReader, WholeAnswer, gather
 from saccade.text.answer.tool_format import ToolFormat
@@ -131,10 +133,6 @@ def test_a_format_is_found_by_its_mark_alone(form: ToolFormat) -> None:
         assert find_answer_format([form.thoughts.close], "none", "auto").reasoning == form.thoughts
 
 
-def test_a_format_s_folder_has_its_name() -> None:
-    assert {path.stem for path in TOOL_FORMATS.iterdir() if path.stem[0] != "_"} == {*FORMATS}
-
-
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=range(len(ARGUMENTS)))
 def test_a_call_is_read_back_at_every_cut(form: ToolFormat, arguments: dict[str, Any]) -> None:
     text = written(form, arguments)
@@ -219,29 +217,31 @@ def test_calls_in_a_row_are_read_back_at_any_pace(form: ToolFormat) -> None:
 
 def test_no_shared_file_names_a_format() -> None:
     names = re.compile(rf"[\"'`. /]({'|'.join(FORMATS)})[\"'`. ,]")
-    own = {PACKAGE / "families", PACKAGE / "plugins", TOOL_FORMATS}
+    own = {PACKAGE / "families", PACKAGE / "plugins", PACKAGE / "text/answer/formats"}
     shared = [path for path in PACKAGE.rglob("*.py") if not own & {*path.parents}]
     assert len(shared) > 300
     assert not [path for path in shared if names.search(path.read_text())]
 
 
 PLANTED = """
-from saccade.text.answer.formats.hermes.call import HermesGrammar
+from saccade.text.answer.formats.hermes import HermesGrammar
 from saccade.text.answer.json_call import JsonCall
 from saccade.text.answer.tool_format import CallSyntax, ToolFormat
 
-FORMAT = ToolFormat(
-    "planted", ("<do>",), 5, "<do>", frozenset({"<do>", "</do>"}), f"{__name__}:SYNTAX"
-)
 SYNTAX = CallSyntax(
     lambda _: JsonCall("</do>"), lambda lexicon: HermesGrammar(lexicon, "<do>", "</do>")
+)
+FORMATS = (
+    ToolFormat("planted", ("<do>",), 5, "<do>", frozenset({"<do>", "</do>"}), "planted:SYNTAX"),
 )
 """
 
 
-def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_adds_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
-    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
+    planted = Plugin("planted", tool_formats="planted:FORMATS")
+    monkeypatch.setattr(answer_format, "plugins", lambda: (*plugins(), planted))
     monkeypatch.setattr(answer_format, "FORMATS", answer_format.find_formats())
     made = find_answer_format(["{{ '<do>' }}"], "auto", "none").calls
     assert made is not None and made.name == "planted"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from saccade import commands
-from saccade.commands import app
+from saccade.commands import app, is_plain
 from saccade.core.errors import ConfigError
 from saccade.tools.foreign_options import ENVIRONMENT, OPTIONS, VALUES, translate, unread
 
@@ -232,3 +232,15 @@ def test_the_page_shows_every_option() -> None:
     page = PAGE.read_text()
     names = (*OPTIONS, *VALUES, *ENVIRONMENT)
     assert [name for name in names if f"`{name}`" not in page and f"`{name} " not in page] == []
+
+
+def test_they_are_looked_up_unless_all_options_are_ours_alone() -> None:
+    serve = ["serve", "demo"]
+    assert is_plain([*serve, "--port", "0", "--threads=1"], {"PATH", "SACCADE_API_KEY"})
+    for name in (*OPTIONS, *VALUES):
+        assert not is_plain([*serve, name, "1"], {})
+    for name in (*ENVIRONMENT, "SACCADE_ENCODER_KEY"):
+        assert not is_plain(serve, {name})
+    for words in (["--help"], ["--tp-size", "2"], ["--config", "x"], ["--tune", "x=1"], ["--max"]):
+        assert not is_plain([*serve, *words], {})
+    assert not is_plain(["route", "--port", "0"], {})

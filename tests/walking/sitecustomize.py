@@ -56,7 +56,7 @@ def loaded() -> list[tuple[str, str]]:
     return [*modules, (PACKAGE + END, END)]
 
 
-for word in sys.orig_argv if "SACCADE_WALKS" in os.environ else ():
+for word in sys.orig_argv if "WALKS_FOLDER" in os.environ else ():
     if word in ROLES:
-        record(Path(os.environ["SACCADE_WALKS"]), ROLES[word])
+        record(Path(os.environ["WALKS_FOLDER"]), ROLES[word])
         break

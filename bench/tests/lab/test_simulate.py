@@ -270,7 +270,7 @@ def test_affinity_sends_a_chat_and_a_picture_to_one_replica() -> None:
 
 
 def test_calls_go_where_the_router_would_send_them() -> None:
-    """By names, digests and loads, as `saccade.route` has them."""
+    """By names, digests and loads, as `saccade.plugins.route` has them."""
     call = Synthetic(SMALL, H200.machine).call(0, 0)
     key = call.pictures[0].image.key.digest
     first, second, third = rank((key,), NAMES, {})

@@ -1,6 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense and with experts), and Qwen3.5, with Qwen3-VL's vision
-encoder or text-only.
-"""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense and with experts."""
 
 from saccade.plugin import Family
 
@@ -14,16 +12,4 @@ FAMILY = Family(
         "Qwen3VLMoeForConditionalGeneration",
     ),
     model_types=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-    gguf="saccade.families.qwen_vl.gguf:FACTS",
-)
-QWEN3_5 = Family(
-    spec="saccade.families.qwen_vl.qwen3_5_spec:qwen3_5_spec",
-    model="saccade.families.qwen_vl.qwen3_5_net:Qwen35Model",
-    architectures=(
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-    ),
-    model_types=("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"),
 )

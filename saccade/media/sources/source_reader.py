@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -18,10 +19,9 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from saccade.core.errors import ImageError
+from saccade.core.errors import ImageError, NotFound
 from saccade.core.metrics import Metrics
 from saccade.core.options import ServeOptions
-from saccade.core.settings import FileSettings
 from saccade.media.content import RAW_MAGIC, Probe, digest, read_raw
 from saccade.media.metadata_store import FileCache
 from saccade.media.opened import EncodedBytes, ReadTimes
@@ -41,7 +41,7 @@ from saccade.media.workers.pool import DecodePool
 from saccade.plugins import plugins
 
 if TYPE_CHECKING:
-    from saccade.media.sources.uploads import Uploads
+    from saccade.media.sources.uploaded import UploadedFiles
 
 INLINE_BYTES = 1 << 20
 """Up to this many bytes are hashed on the event loop (0.2 ms), more on a thread."""
@@ -102,7 +102,7 @@ class SourceReader:
         self._metrics = metrics
         self.inline = InlineBytes(options.media.max_image_bytes)
         self._fetcher: UrlReader | None = None
-        self._files: Uploads | None = None
+        self._files: UploadedFiles | None = None
         self._seen = seen
         self._pool = pool
         self._uploads = SingleFlight()
@@ -132,14 +132,14 @@ class SourceReader:
         return self._fetcher
 
     @property
-    def files(self) -> Uploads:
-        """The uploaded files."""
+    def files(self) -> UploadedFiles:
+        """The uploaded files. Raises NotFound if there is no plugin for them."""
         if self._files is None:
-            from saccade.media.sources.files import FileStore
-            from saccade.media.sources.uploads import Uploads
-
-            settings = self._options.of(FileSettings)
-            self._files = Uploads(FileStore(settings.folder, settings.nbytes))
+            named = next((plugin.uploads for plugin in plugins() if plugin.uploads), None)
+            if named is None:
+                raise NotFound("this server keeps no files: send the bytes as a data: URL")
+            build: Callable[[ServeOptions], UploadedFiles] = resolve_name(named)
+            self._files = build(self._options)
         return self._files
 
     async def read_source(
@@ -250,7 +250,9 @@ class SourceReader:
         if (data := requester.budget.sent(requester.tenant, name)) is not None:
             requester.budget.reserve(len(data))
             return data
-        id = await self.files.find_content(name, requester.owner)
+        id = None
+        with suppress(NotFound):  # no server without the plugin for files has any
+            id = await self.files.find_content(name, requester.owner)
         if id is not None:
             return await self._upload(id, requester)
         raise ImageError(

@@ -24,11 +24,11 @@ from blake3 import blake3
 
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.private_folder import cache_folder, private_folder
 from saccade.core.types import Size, Span
 from saccade.ipc.child import Channel, Child, Codec, Disconnected
 from saccade.ipc.environment import image_environment
+from saccade.plugins.any_model.pixel_tensors import PixelTensor
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 KEPT = "transformers"

@@ -24,7 +24,6 @@ from transformers.models.auto import modeling_auto
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import put_spaces
-from saccade.core.pixel_tensors import PixelTensor
 from saccade.core.types import Size
 from saccade.ipc.child import Channel, Disconnected, enter
 from saccade.plugins.any_model.facts import (
@@ -48,6 +47,7 @@ from saccade.plugins.any_model.facts import (
     counted,
     with_images,
 )
+from saccade.plugins.any_model.pixel_tensors import PixelTensor
 from saccade.plugins.any_model.processor import (
     EXPERTS,
     TEXT_KEYS,

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.decoders import json_decoder
-from saccade.core.pixel_tensors import write_tensors
 from saccade.plugins.any_model.facts import ProcessorPixels
+from saccade.plugins.any_model.pixel_tensors import write_tensors
 from saccade.plugins.any_model.processor import load_processor, process, quiet
 
 WARM_SIDES = (32, 400, 1200)

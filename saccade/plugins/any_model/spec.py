@@ -20,7 +20,6 @@ import numpy.typing as npt
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import CheckpointError, ConfigError, ImageError
 from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
-from saccade.core.pixel_tensors import PixelTensor, canvas_size
 from saccade.core.recipe import OwnPixels, PreprocessParams
 from saccade.core.types import Grid, Image, Span
 from saccade.families.checkpoint import Checkpoint, Section
@@ -41,6 +40,7 @@ from saccade.plugins.any_model.facts import (
     read_facts,
     with_images,
 )
+from saccade.plugins.any_model.pixel_tensors import PixelTensor, canvas_size
 from saccade.plugins.any_model.proven import PROVEN
 
 FOLDER = "transformers_any"

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.core.pixel_tensors import ROW_BYTES, placed
 from saccade.core.recipe import PreprocessParams
 from saccade.core.types import Grid
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.plugins.any_model.layered import levels_of, one_tensor
+from saccade.plugins.any_model.pixel_tensors import ROW_BYTES, placed
 from saccade.plugins.any_model.spec import AnySpec
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 PLUGIN = Plugin(
     "batches",
+    requires=("files",),
     routes="saccade.plugins.batches.handlers:batch_routes",
     paths=("/v1/batches", "/v1/batches/{id}", "/v1/batches/{id}/cancel"),
     operations="saccade.plugins.batches.description:OPERATIONS",

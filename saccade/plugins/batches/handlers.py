@@ -17,6 +17,7 @@ from saccade.edge.headers import client_of
 from saccade.plugins.batches.fields import BATCH, BatchPage
 from saccade.plugins.batches.runner import BatchRunner
 from saccade.plugins.batches.store import BatchStore
+from saccade.plugins.files.uploads import uploads_of
 
 LARGEST = 1 << 16
 MAX_LISTED = 100
@@ -27,7 +28,7 @@ def batch_routes(api: ApiContext) -> list[Route]:
     the app behind the API key check.
     """
     front, admission = api.handler.front, api.handler.admission
-    files = front.intake.media.files
+    files = uploads_of(front.intake.media)
     store = BatchStore(files.folder / BATCHES)
     runner = BatchRunner(
         api.app, store, files, front.permits, front.metrics, api.handler.names, admission.largest

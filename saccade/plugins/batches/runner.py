@@ -33,7 +33,6 @@ from saccade.core.errors import InvalidRequest, RequestError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.edge.headers import CLIENT, request_id
 from saccade.edge.refusal import refusal
-from saccade.media.sources.uploads import Uploads
 from saccade.plugins.batches.fields import (
     DAY,
     BatchError,
@@ -45,6 +44,7 @@ from saccade.plugins.batches.fields import (
 )
 from saccade.plugins.batches.store import BatchStore, BufferedBatch, InputLine, new_id, now
 from saccade.plugins.batches.threads import StoreThreads
+from saccade.plugins.files.uploads import Uploads
 
 log = logging.getLogger("saccade")
 

@@ -1,4 +1,4 @@
-"""A server that only encodes images, for servers with role language."""
+"""Servers that only encode images, and how servers with role language request embeddings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,18 @@ PLUGIN = Plugin(
     worker=Offer(
         "saccade.plugins.encoder.worker:load_worker", "saccade.plugins.encoder:loads_tower"
     ),
+    embeddings=Offer(
+        "saccade.plugins.encoder.encoders:build_encoders", "saccade.plugins.encoder:asks_encoders"
+    ),
 )
 
 
 def is_encoder(options: ServeOptions) -> bool:
     return options.role == "encode"
+
+
+def asks_encoders(options: ServeOptions) -> bool:
+    return options.role == "language"
 
 
 def encodes(config: EngineConfig) -> bool:

@@ -1,5 +1,5 @@
 """POST /internal/embedding, the only API of a server with role encode: returns the embedding of an
-image, given its bytes or its key (`core/exchange.py` defines the messages).
+image, given its bytes or its key (`exchange.py` defines the messages).
 
 Handles a request in this order: check that this vision encoder can serve it, acquire a permit, read
 the body, open the image like any client's, run the engine, send the result from shared memory.
@@ -25,13 +25,6 @@ from saccade.api.handlers import Endpoint, RequestHandler
 from saccade.api.mounting import ApiContext
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
-from saccade.core.exchange import (
-    ENCODE_PATH,
-    REQUEST_HEADER,
-    RESULT_HEADER,
-    EmbeddingRequest,
-    EmbeddingResult,
-)
 from saccade.core.types import Image, Request, SamplingParams, Span
 from saccade.core.video import MAX_FRAMES, VideoRules, check_video_options
 from saccade.edge.body import BufferedBody, read_whole, while_connected
@@ -41,6 +34,13 @@ from saccade.media.content import Budget
 from saccade.media.opened import OpenedImage
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import ImageSource, Source, VideoSource
+from saccade.plugins.encoder.exchange import (
+    ENCODE_PATH,
+    REQUEST_HEADER,
+    RESULT_HEADER,
+    EmbeddingRequest,
+    EmbeddingResult,
+)
 
 PIECE = 256 * 1024
 """Bytes that are written to the connection at a time."""

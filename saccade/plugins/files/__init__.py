@@ -7,5 +7,6 @@ PLUGIN = Plugin(
     options="saccade.plugins.files.options:FileOptions",
     routes="saccade.plugins.files.handlers:file_routes",
     paths=("/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"),
+    uploads="saccade.plugins.files.uploads:open_uploads",
     operations="saccade.plugins.files.description:OPERATIONS",
 )

@@ -1,7 +1,7 @@
 """OpenAI's Files API: upload an image once, then refer to it by ID in any number of messages.
 Anthropic's clients are recognized by their header, and get Anthropic's format.
 
-Owns the format of files, and parses multipart bodies. `media/sources/files.py` stores the files.
+Owns the format of files, and parses multipart bodies. `store.py` stores the files.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
 from saccade.media.media import Media
 from saccade.media.sent_files import PageSizes, SentFiles
-from saccade.media.sources.files import PIECE, Stored
-from saccade.media.sources.uploads import Uploads
+from saccade.plugins.files.store import PIECE, Stored
+from saccade.plugins.files.uploads import Uploads, uploads_of
 from saccade.plugins.files.warm import read_warm, warm_fields
 from saccade.plugins.files.warm_ups import WarmUps
 
@@ -153,6 +153,10 @@ class _Files:
     def media(self) -> Media:
         return self.front.intake.media
 
+    @property
+    def files(self) -> Uploads:
+        return uploads_of(self.media)
+
     async def create(self, request: Request) -> Response:
         with self.bodies.hold(request, self.largest) as held:
             async with aclosing(pieces(request, held, self.largest)) as body:
@@ -178,7 +182,7 @@ class _Files:
             pages = None
             if purpose not in DATA:
                 pages = await SentFiles(self.media).check(data, "file", client)
-            stored = await self.media.files.save(
+            stored = await self.files.save(
                 data, name, purpose, lifetime, client.name, share, _suffix(request)
             )
             if warm is not None:
@@ -209,7 +213,7 @@ class _Files:
     async def list(self, request: Request) -> Response:
         query = request.query_params
         paging = Paging.of(query, MAX_LISTED, MAX_LISTED)
-        entries = await self.media.files.entries(_owner(request))
+        entries = await self.files.entries(_owner(request))
         found = [
             stored
             for stored in paging.rest(entries, lambda stored: stored.id)
@@ -226,15 +230,15 @@ class _Files:
         )
 
     async def retrieve(self, request: Request) -> Response:
-        found = await self.media.files.find(request.path_params["id"], _owner(request))
+        found = await self.files.find(request.path_params["id"], _owner(request))
         return _described(request, found)
 
     async def content(self, request: Request) -> Response:
-        file = await self.media.files.open(request.path_params["id"], _owner(request))
-        return _Download(self.media.files, file, self.bodies.share(client_of(request.scope)))
+        file = await self.files.open(request.path_params["id"], _owner(request))
+        return _Download(self.files, file, self.bodies.share(client_of(request.scope)))
 
     async def delete(self, request: Request) -> Response:
-        await self.media.files.delete(request.path_params["id"], _owner(request))
+        await self.files.delete(request.path_params["id"], _owner(request))
         return _json(FileDeleted(request.path_params["id"]))
 
 

@@ -4,6 +4,7 @@ from saccade.plugin import CheckpointFormat, Plugin
 
 PLUGIN = Plugin(
     "gguf",
+    requires=("quantized",),
     options="saccade.core.settings:CheckpointSettings",
     formats=(
         CheckpointFormat(

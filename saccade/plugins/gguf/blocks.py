@@ -18,9 +18,9 @@ from saccade.kernels.reference.int4 import steps_from
 from saccade.kernels.reference.int8 import restore_matrix
 from saccade.nn.weights import Part
 from saccade.plugins.gguf.tensors import PLAIN, GgufSlice, open_gguf, read_rows
+from saccade.plugins.quantized.unpack import Numbers, join_int4
 from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
-from saccade.runtime.weights.unpack import Numbers, join_int4
 
 GROUP, SCALE_BYTES = 32, 2
 """Numbers in a block of Q4_0, and the bytes of the scale before them, or of Q4_1's minimum."""

@@ -1,4 +1,4 @@
-"""All types of GGUF files that families declare."""
+"""All types of GGUF files: Qwen-VL's, and those that plugins' families declare."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from saccade.families.registry import families
 from saccade.plugins.gguf.header import GgufFile
 from saccade.plugins.gguf.kinds import GgufFacts, NamedTensors, TextKind
 from saccade.plugins.gguf.made import Made
+from saccade.plugins.gguf.qwen_vl import FACTS
 
 FOLDER_MAY = "another may work from its Hugging Face folder"
 
@@ -16,7 +17,8 @@ FOLDER_MAY = "another may work from its Hugging Face folder"
 @cache
 def gguf_facts() -> GgufFacts:
     """Return the declarations of all families combined."""
-    found: list[GgufFacts] = [resolve_name(each.gguf) for each in families() if each.gguf]
+    stated: list[GgufFacts] = [resolve_name(each.gguf) for each in families() if each.gguf]
+    found = [FACTS, *stated]
     return GgufFacts(
         models={key: model for each in found for key, model in each.models.items()},
         texts={key: text for each in found for key, text in each.texts.items()},

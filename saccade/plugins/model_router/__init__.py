@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from saccade.plugin import Offer, Plugin
 
 if TYPE_CHECKING:
-    from saccade.route.options import RouteOptions
+    from saccade.plugins.route.options import RouteOptions
 
 
 def has_models(options: RouteOptions) -> bool:
@@ -17,5 +17,6 @@ def has_models(options: RouteOptions) -> bool:
 
 PLUGIN = Plugin(
     "model_router",
+    requires=("route",),
     upstreams=Offer(f"{__name__}.app:ModelRouter", f"{__name__}:has_models"),
 )

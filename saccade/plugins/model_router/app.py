@@ -31,10 +31,10 @@ from saccade.edge.related import first_part
 from saccade.ipc.memory import MachineMemory
 from saccade.plugins.model_router.config import DEFAULT_SHARE, ModelsConfig, in_gib, read_models
 from saccade.plugins.model_router.pool import METRICS, ManagedModel, ModelPool
-from saccade.route.affinity import HOLDER, AffinityKey, bearing_of_path
-from saccade.route.proxy import OWN_PATHS, Forwarder, send_own
-from saccade.route.relay import refusals, send_whole
-from saccade.route.run import RouterContext
+from saccade.plugins.route.affinity import HOLDER, AffinityKey, bearing_of_path
+from saccade.plugins.route.proxy import OWN_PATHS, Forwarder, send_own
+from saccade.plugins.route.relay import refusals, send_whole
+from saccade.plugins.route.run import RouterContext
 
 LIST = "/v1/models"
 BATCHES = "/v1/batches"

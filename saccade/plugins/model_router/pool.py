@@ -32,8 +32,8 @@ from saccade.plugins.model_router.config import (
     in_gib,
 )
 from saccade.plugins.model_router.process_memory import tree_bytes
-from saccade.route.fleet import Backend, Fleet
-from saccade.route.server_process import OwnedServer
+from saccade.plugins.route.fleet import Backend, Fleet
+from saccade.plugins.route.server_process import OwnedServer
 
 log = logging.getLogger("saccade")
 

@@ -2,4 +2,8 @@
 
 from saccade.plugin import Plugin
 
-PLUGIN = Plugin("parallel", options="saccade.core.settings:ParallelSettings")
+PLUGIN = Plugin(
+    "parallel",
+    options="saccade.core.settings:ParallelSettings",
+    collectives="saccade.plugins.parallel.collectives:join",
+)

@@ -7,6 +7,7 @@ from saccade.plugin import Offer, Plugin
 PLUGIN = Plugin(
     "quantized",
     options="saccade.core.settings:QuantizationSettings",
+    quantization="saccade.plugins.quantized.quantization:read_quantization",
     stored_forms=Offer(
         "saccade.plugins.quantized.forms:read_forms",
         "saccade.families.checkpoint:mentions_quantization",

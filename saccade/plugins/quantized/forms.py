@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from saccade.families.checkpoint import Section
-from saccade.families.quantization import Quantization, Scheme, read_quantization
 from saccade.nn.weights import Part
 from saccade.plugins.quantized.packed import PackedMatrix, find_packed, names_of
+from saccade.plugins.quantized.quantization import Quantization, Scheme, read_quantization
 from saccade.plugins.quantized.scaled import ScaledTensor, scales_name
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredForms, StoredTensor
 

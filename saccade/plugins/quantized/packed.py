@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from saccade.core.errors import CheckpointError
-from saccade.families.packed_layouts import SUFFIXES, Packed, Role
-from saccade.families.quantization import Quantization
 from saccade.kernels.matrix import Matrix
 from saccade.kernels.reference.int4 import holds
 from saccade.nn.weights import Part
+from saccade.plugins.quantized.packed_layouts import SUFFIXES, Packed, Role
+from saccade.plugins.quantized.quantization import Quantization
+from saccade.plugins.quantized.unpack import Numbers, join_int4, restore_packed, unpack_matrix
 from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import LoadContext, StoredTensor
 from saccade.runtime.weights.tensors import TensorFiles
-from saccade.runtime.weights.unpack import Numbers, join_int4, restore_packed, unpack_matrix
 
 VALUES = ("qweight", "weight_packed")
 """The suffixes that replace `weight` if a matrix is packed."""

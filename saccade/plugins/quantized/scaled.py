@@ -1,7 +1,7 @@
 """Matrices in 8 bits with scales (FP8, compressed-tensors). They are checked, and then dequantised,
 or kept for a device with a kernel for them.
 
-Handles values and scales. `families/quantization.py` assigns scales to matrices.
+Handles values and scales. `quantization.py` assigns scales to matrices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.families.quantization import Scheme
 from saccade.kernels.matrix import (
     FP8,
     MIN_FP8_GROUP,
@@ -23,6 +22,7 @@ from saccade.kernels.matrix import (
 )
 from saccade.kernels.reference.fp8 import prepare
 from saccade.nn.weights import Part
+from saccade.plugins.quantized.quantization import Scheme
 from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 

@@ -4,6 +4,7 @@ from saccade.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "ray",
+    requires=("route",),
     commands=(
         Command(
             "deploy",

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from saccade.arguments import flat
 from saccade.plugins.ray.options import DeployOptions
-from saccade.route.options import SpreadOptions
+from saccade.plugins.route.options import SpreadOptions
 
 app = App(name="deploy", help="Write what a cluster needs to run Saccade.")
 

@@ -14,7 +14,7 @@ from typing import Any
 from saccade.core.errors import ConfigError
 from saccade.core.options import usable_cores
 from saccade.plugins.ray.options import DeployOptions
-from saccade.route.options import SpreadOptions
+from saccade.plugins.route.options import SpreadOptions
 
 ENGINE, INGRESS, ENCODER = "engine", "ingress", "encoder"
 """Names of the deployments."""

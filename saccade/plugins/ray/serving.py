@@ -42,12 +42,12 @@ from saccade.edge.body import Bodies
 from saccade.edge.rank import rank
 from saccade.ipc.environment import KEY_VARIABLES, forget
 from saccade.plugins.ray.deploy import ENCODER, ENGINE, INGRESS, REQUESTS
-from saccade.route.affinity import AffinityKey
-from saccade.route.fleet import Backend, Fleet
-from saccade.route.options import SpreadOptions
-from saccade.route.origins import guarded
-from saccade.route.proxy import Proxy
-from saccade.route.server_process import OwnedServer
+from saccade.plugins.route.affinity import AffinityKey
+from saccade.plugins.route.fleet import Backend, Fleet
+from saccade.plugins.route.options import SpreadOptions
+from saccade.plugins.route.origins import guarded
+from saccade.plugins.route.proxy import Proxy
+from saccade.plugins.route.server_process import OwnedServer
 
 log = logging.getLogger("saccade")
 

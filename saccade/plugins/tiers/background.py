@@ -16,8 +16,8 @@ import torch
 
 from saccade.core.given_paths import reason
 from saccade.core.plan import Happened
-from saccade.core.rare_warnings import RareWarnings
 from saccade.plugins.tiers.items import Damaged
+from saccade.plugins.tiers.rare_warnings import RareWarnings
 from saccade.plugins.tiers.store import Store
 from saccade.runtime.tiers import Ready
 

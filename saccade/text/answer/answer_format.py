@@ -1,18 +1,19 @@
 """The formats in which a model writes tool calls and reasoning: set by the operator, or detected in
 the chat template.
 
-The supported tool-call formats are the packages in `formats/`.
+The tool-call formats are those of Qwen-VL, in `formats/`, and those of plugins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from pkgutil import iter_modules
+from itertools import chain
+from pkgutil import resolve_name
 
 from saccade.core.errors import ConfigError
-from saccade.core.options import ReasoningParser, ToolParser
+from saccade.core.options import ReasoningParser
+from saccade.plugins import plugins
 from saccade.text.answer import formats
 from saccade.text.answer.reasoning import THINK, Tags
 from saccade.text.answer.tool_format import ToolFormat
@@ -20,8 +21,8 @@ from saccade.text.answer.tool_format import ToolFormat
 
 def find_formats() -> dict[str, ToolFormat]:
     """Return the formats by name, in the order in which they are looked for in a template."""
-    names = [module.name for module in iter_modules(formats.__path__)]
-    found: list[ToolFormat] = [import_module(f"{formats.__name__}.{n}").FORMAT for n in names]
+    names = [plugin.tool_formats for plugin in plugins() if plugin.tool_formats]
+    found: Iterable[ToolFormat] = chain(formats.FORMATS, *map(resolve_name, names))
     return {each.name: each for each in sorted(found, key=lambda each: each.order)}
 
 
@@ -55,7 +56,7 @@ SILENT = AnswerFormat()
 
 
 def find_answer_format(
-    templates: Iterable[str], tool_parser: ToolParser, reasoning_parser: ReasoningParser
+    templates: Iterable[str], tool_parser: str, reasoning_parser: ReasoningParser
 ) -> AnswerFormat:
     """Return the formats, and detect those whose parser is "auto" in the templates.
 

@@ -1,8 +1,8 @@
 """The interface of tool-call formats: detection in templates, parsing, and grammar.
 
-A format is a package in `formats/`. Its `__init__.py` describes the format as data, which every
-server imports. Its code is in another module, which is imported when a response may contain calls.
-`answer_format.py` lists these packages, and no other file refers to them.
+A format is data, which every server imports, and names a module with its code, which is imported
+when a response may contain calls. `answer_format.py` finds the formats of Qwen-VL, in `formats/`,
+and those of plugins.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A tool-call format: the value of `FORMAT` in the package of that name."""
+    """A tool-call format."""
 
     name: str
     # detection

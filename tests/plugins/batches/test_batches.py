@@ -162,7 +162,7 @@ def test_a_batch_that_is_not_kept_whole_stops_no_other(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_another_model_in_the_same_folder_is_left_to_its_server(served: Served) -> None:
-    store = BatchStore(served.front.intake.media.files.folder / BATCHES)
+    store = BatchStore(served.front.intake.media.files_folder / BATCHES)
     input = upload(served.openai, [line(0)])
     other = BatchJob(
         id=new_id(),
@@ -220,7 +220,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(served: Served) -> None:
 def test_one_key_sees_nothing_of_anothers(served: Served) -> None:
     id = begin(served.openai, [line(0)])
     over(served.openai, id)
-    store = BatchStore(served.front.intake.media.files.folder / BATCHES)
+    store = BatchStore(served.front.intake.media.files_folder / BATCHES)
     assert store.find_batch(id, "").id == id
     assert not store.page("somebody", ALL)
 
@@ -231,7 +231,7 @@ def test_a_batch_goes_on_where_a_killed_server_left_it(served: Served, tmp_path:
     client = served.openai
     lines = [line(number) for number in range(10)]
     id = over(client, begin(client, lines)).id
-    store = BatchStore(served.front.intake.media.files.folder / BATCHES)
+    store = BatchStore(served.front.intake.media.files_folder / BATCHES)
     # A copy of it, bent back to the state in which a server has died.
     before = served.front.metrics.value("saccade_batch_lines_total", outcome="answer")
     left = f"batch_{'f' * 32}"
@@ -310,7 +310,7 @@ def test_a_batch_that_is_let_go_waits_for_who_still_writes(tmp_path: Path) -> No
 def test_a_batch_that_the_disk_does_not_take_is_refused_and_leaves_nothing() -> None:
     with serving(ServerOptions(port=0, served_model_name=("demo",))) as served:
         input_file = upload(served.openai, [line(0)])
-        folder = served.front.intake.media.files.folder / BATCHES
+        folder = served.front.intake.media.files_folder / BATCHES
         asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
         folder.write_text("in the way")
         refused = served.http.post("/v1/batches", json={"input_file_id": input_file, **asked})

@@ -17,7 +17,7 @@ from saccade.core.types import MAX_BIAS, MAX_STOP_CHARACTERS, MAX_STOPS
 from saccade.plugins import plugins
 from saccade.plugins.docs import openapi
 from saccade.plugins.docs.openapi import classes_in, describe, descriptions
-from saccade.route.options import RouteOptions, SpreadOptions
+from saccade.plugins.route.options import RouteOptions, SpreadOptions
 from tests.helpers.served import Served
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from saccade.core.arena import Arena
 from saccade.core.errors import InvalidRequest
-from saccade.core.exchange import EmbeddingRequest
 from saccade.core.family import LargestImage
 from saccade.core.metrics import Metrics
 from saccade.core.options import ServeOptions
@@ -18,6 +17,7 @@ from saccade.core.types import Grid, Image, ImageKey, Size, Tower
 from saccade.core.video import FrameBudget, VideoOptions
 from saccade.media.media import Media
 from saccade.media.sources.source import VideoSource
+from saccade.plugins.encoder.exchange import EmbeddingRequest
 from saccade.plugins.encoder.handlers import EmbeddingHandler, source_of
 from tests.media.conftest import PictureSpec
 

@@ -17,6 +17,7 @@ from PIL import Image
 from saccade.core.config import MIB
 from saccade.core.options import ServerOptions
 from saccade.ipc.messages import Submit
+from saccade.plugins.files.uploads import uploads_of
 from tests.helpers.echo import CONTEXT
 from tests.helpers.images import png
 from tests.helpers.served import Served, serving
@@ -270,7 +271,7 @@ def test_files_are_counted_before_they_are_read_and_once_however_often_named() -
         )
         assert many.status_code == 400  # too many tokens: it was let in, and the file read once
         assert many.json()["error"]["code"] == "context_length_exceeded"
-        narrow.front.intake.media.files._store.budget = 8 * MIB
+        uploads_of(narrow.front.intake.media)._store.budget = 8 * MIB
         others = []
         for n in range(2):
             Image.effect_noise((640, 641 + n), 99).save(

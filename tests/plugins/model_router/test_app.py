@@ -15,8 +15,8 @@ import pytest
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.edge.body import Bodies
 from saccade.plugins.model_router.app import ModelRouter
-from saccade.route.options import RouteOptions
-from saccade.route.run import RouterContext, build_upstreams
+from saccade.plugins.route.options import RouteOptions
+from saccade.plugins.route.run import RouterContext, build_upstreams
 from tests.plugins.model_router.fakes import INSTANCE, World, faked
 
 CHAT = "/v1/chat/completions"

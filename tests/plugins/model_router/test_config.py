@@ -15,7 +15,7 @@ from saccade.plugins.model_router.config import (
     estimated_bytes,
     read_models,
 )
-from saccade.route.options import RouteOptions
+from saccade.plugins.route.options import RouteOptions
 
 WHOLE = """
 memory = "40GiB"

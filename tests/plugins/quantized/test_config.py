@@ -10,7 +10,7 @@ import pytest
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.quantization import Scheme, read_quantization
+from saccade.plugins.quantized.quantization import Scheme, read_quantization
 from tests.packing import AWQ, GPTQ, PACKED, packing
 from tests.quantising import FORMATS, compressed, token
 

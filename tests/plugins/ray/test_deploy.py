@@ -14,7 +14,7 @@ from saccade.commands import app
 from saccade.core.errors import ConfigError
 from saccade.plugins.ray.deploy import as_yaml, ray_config, with_bookings
 from saccade.plugins.ray.options import DeployOptions
-from saccade.route.options import SpreadOptions
+from saccade.plugins.route.options import SpreadOptions
 
 SERVE = ("--dtype", "float32", "--served-model-name", 'it\'s "x": #1\n')
 

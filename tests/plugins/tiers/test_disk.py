@@ -17,7 +17,6 @@ from blake3 import blake3
 from saccade.core.config import DISK_BLOCK, embedding_file_bytes
 from saccade.core.errors import ConfigError
 from saccade.core.plan import Happened
-from saccade.core.rare_warnings import SECONDS, RareWarnings
 from saccade.core.types import ImageKey
 from saccade.plugins.tiers import items as on_disk
 from saccade.plugins.tiers.background import Background
@@ -25,6 +24,7 @@ from saccade.plugins.tiers.disk import Folder
 from saccade.plugins.tiers.host import UNBUFFERED
 from saccade.plugins.tiers.items import Embeddings
 from saccade.plugins.tiers.options import TierOptions
+from saccade.plugins.tiers.rare_warnings import SECONDS, RareWarnings
 
 A, B, C = (ImageKey(bytes([n] * 32), bytes(16), "salt" * (n % 2)) for n in range(3))
 WIDTH = 8

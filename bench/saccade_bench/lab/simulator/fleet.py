@@ -96,7 +96,8 @@ class SimulatedRouter:
             return 0
         if self._routing == "round-robin":
             return next(self._turn) % len(self._names)
-        first = next(iter(call.pictures), None)  # the same key as in `saccade.route.affinity`
+        # the same key as in `saccade.plugins.route.affinity`
+        first = next(iter(call.pictures), None)
         affine = session.to_bytes(8, "big") if first is None else first.image.key.digest
         key = self._dice.randbytes(8) if self._routing == "random" else affine
         load = dict(zip(self._names, loads, strict=True))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from saccade.families.kit.deepseek_decoder import QUANTISABLE, deepseek_decoder
 from saccade.nn.family_model import FamilyModel
 from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 from saccade.plugins.models.deepseek_vl2.spec import DeepseekSpec
 from saccade.plugins.models.deepseek_vl2.vision import DeepseekTower
+from saccade.plugins.models.kit.deepseek_decoder import QUANTISABLE, deepseek_decoder
 
 
 class DeepseekModel(FamilyModel):

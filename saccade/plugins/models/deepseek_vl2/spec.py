@@ -13,10 +13,10 @@ from saccade.core.family import Templates
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.kit.base_spec import BLIND, Placeholder
 from saccade.families.kit.config_readers import read_tokenizer
-from saccade.families.kit.deepseek_text import LatentSpec, read_text
 from saccade.nn.shapes import SiglipConfig
 from saccade.plugins.models.deepseek_vl2.config import read_vision
 from saccade.plugins.models.deepseek_vl2.images import NO_IMAGES, CandidateRules, read_images
+from saccade.plugins.models.kit.deepseek_text import LatentSpec, read_text
 
 TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja")
 IMAGE = "<image>"

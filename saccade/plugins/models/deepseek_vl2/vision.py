@@ -19,10 +19,10 @@ from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.shapes import SiglipConfig
-from saccade.nn.siglip import SiglipTower
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import UNSHARDED, Shard
 from saccade.plugins.models.deepseek_vl2.images import ALONE, CandidateRules
+from saccade.plugins.models.kit.siglip import SiglipTower
 
 PROJECTOR = "projector.layers"
 

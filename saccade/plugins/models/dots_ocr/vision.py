@@ -7,7 +7,6 @@ from __future__ import annotations
 import torch
 
 from saccade.families.kit.native_images import MAX_SIDE, ImageRules
-from saccade.nn.axial_tower import AxialTower
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.patches import PatchKernel
@@ -16,6 +15,7 @@ from saccade.nn.tower import AxialRope, BlockParts, TowerBlock, load_merger
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 from saccade.plugins.models.dots_ocr.config import DotsConfig
+from saccade.plugins.models.kit.axial_tower import AxialTower
 
 TOWER = "vision_tower"
 THETA = 10000.0

@@ -17,7 +17,7 @@ from saccade.families.kit.config_readers import HALF, read_colours, read_resampl
 from saccade.nn.shapes import Colours, SiglipConfig
 
 ONE: Grid = (0, 0)
-"""The grid of every image: a single tile, in the convention of `nn/siglip.py`."""
+"""The grid of every image: a single tile, in the convention of `plugins/models/kit/siglip.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from saccade.nn.norm import RMSNorm
 from saccade.nn.patches import merged_order
 from saccade.nn.protocol import Attention, Batch, LanguageModel, VisionNet
 from saccade.nn.shapes import SiglipConfig
-from saccade.nn.siglip import SiglipTower
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 from saccade.plugins.models.gemma3.images import SquareRules
 from saccade.plugins.models.gemma3.spec import Gemma3Spec, GemmaText
+from saccade.plugins.models.kit.siglip import SiglipTower
 
 PROJECTOR = "multi_modal_projector"
 

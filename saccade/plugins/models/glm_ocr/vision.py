@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from saccade.families.kit.native_images import MAX_SIDE, ImageRules
-from saccade.nn.axial_tower import AxialTower
 from saccade.nn.linear import Column, Linear
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
@@ -18,6 +17,7 @@ from saccade.nn.tower import AxialRope, BlockParts, TowerBlock
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import UNSHARDED, Shard
 from saccade.plugins.models.glm_ocr.config import CogConfig
+from saccade.plugins.models.kit.axial_tower import AxialTower
 
 TOWER = "visual"
 MERGER_EPS = 1e-5

@@ -16,12 +16,12 @@ from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import PatchKernel, merged_order
 from saccade.nn.protocol import GridFacts
-from saccade.nn.tile_tower import TileTower
 from saccade.nn.tower import BlockParts, Norm, PatchMerger, ScaledBlock
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 from saccade.plugins.models.internvl.config import InternVisionConfig
 from saccade.plugins.models.internvl.images import TileRules
+from saccade.plugins.models.kit.tile_tower import TileTower
 
 TOWER = "vision_tower"
 PROJECTOR = "multi_modal_projector"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.kit.base_spec import Placeholder
 from saccade.families.kit.config_readers import read_token
-from saccade.families.kit.deepseek_text import LatentSpec, read_text
 from saccade.plugins.models.kimi_vl.config import MoonConfig, read_vision
 from saccade.plugins.models.kimi_vl.images import PaddedRules, read_images
+from saccade.plugins.models.kit.deepseek_text import LatentSpec, read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

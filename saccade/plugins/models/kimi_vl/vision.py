@@ -12,7 +12,6 @@ import torch
 
 from saccade.core.types import Grid
 from saccade.kernels.reference.rotary import rotary_tables
-from saccade.nn.axial_tower import AxialTower
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, fit_positions
 from saccade.nn.protocol import GridFacts
@@ -27,6 +26,7 @@ from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 from saccade.plugins.models.kimi_vl.config import MoonConfig
 from saccade.plugins.models.kimi_vl.images import MAX_SIDE, PaddedRules
+from saccade.plugins.models.kit.axial_tower import AxialTower
 
 TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
 THETA = 10000.0

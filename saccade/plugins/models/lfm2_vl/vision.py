@@ -19,10 +19,10 @@ from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, fit_positions, region_blocks
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.shapes import SiglipConfig
-from saccade.nn.siglip import TOWER, siglip_block
 from saccade.nn.tower import PatchMerger, run_blocks
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.siglip import TOWER, siglip_block
 from saccade.plugins.models.lfm2_vl.config import ProjectorConfig
 from saccade.plugins.models.lfm2_vl.images import ThumbnailRules
 

@@ -17,9 +17,9 @@ from saccade.families.kit.config_readers import (
     refuse_flags,
     require_kind,
 )
-from saccade.families.kit.hybrid import read_hybrid
-from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.shapes import SiglipConfig, TextConfig
+from saccade.plugins.models.kit.hybrid_config import HybridConfig
+from saccade.plugins.models.kit.hybrid_text import read_hybrid
 
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 MERGES = {"16x": 4, "4x": 2}

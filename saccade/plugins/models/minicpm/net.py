@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from saccade.nn.family_model import DENSE_LAYER, FamilyModel, language_matrices
-from saccade.nn.hybrid import hybrid_model
 from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.hybrid_decoder import hybrid_model
 from saccade.plugins.models.minicpm.spec import MiniCPMSpec
 from saccade.plugins.models.minicpm.vision import TOWER, MiniCPMTower
 

@@ -27,9 +27,9 @@ from saccade.families.kit.base_spec import (
     read_options,
 )
 from saccade.families.kit.config_readers import read_tokenizer
-from saccade.families.kit.hybrid import hybrid_caches, hybrid_cuts
-from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.shapes import TextConfig
+from saccade.plugins.models.kit.hybrid_config import HybridConfig
+from saccade.plugins.models.kit.hybrid_text import hybrid_caches, hybrid_cuts
 from saccade.plugins.models.minicpm.config import (
     MERGES,
     MergingTower,

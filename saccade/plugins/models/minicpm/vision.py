@@ -22,10 +22,10 @@ from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order, region_blocks
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.shapes import SiglipConfig
-from saccade.nn.siglip import siglip_block
 from saccade.nn.tower import BlockParts, PatchMerger, together
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.siglip import siglip_block
 from saccade.plugins.models.minicpm.config import MergingTower
 from saccade.plugins.models.minicpm.images import SliceRules, view_tokens
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from saccade.core.types import Grid
 from saccade.families.kit.native_images import MAX_SIDE, ImageRules
-from saccade.nn.axial_tower import AxialTower
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, fit_positions
 from saccade.nn.protocol import GridFacts
-from saccade.nn.siglip import siglip_block
 from saccade.nn.tower import AxialRope, load_merger
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+from saccade.plugins.models.kit.axial_tower import AxialTower
+from saccade.plugins.models.kit.siglip import siglip_block
 from saccade.plugins.models.paddleocr_vl.config import FittedConfig
 
 TOWER, PROJECTOR = "visual.vision_model", "projector"

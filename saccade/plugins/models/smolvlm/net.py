@@ -11,9 +11,9 @@ from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import merged_order
 from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.shapes import SiglipConfig
-from saccade.nn.siglip import SiglipTower
 from saccade.nn.weights import Weights
 from saccade.parallel import UNSHARDED, Shard
+from saccade.plugins.models.kit.siglip import SiglipTower
 from saccade.plugins.models.smolvlm.images import SplitRules
 from saccade.plugins.models.smolvlm.spec import SmolVLMSpec
 

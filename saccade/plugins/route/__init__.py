@@ -1,0 +1,15 @@
+"""`saccade route`: one address for several servers, which sends an image where it was seen."""
+
+from saccade.plugin import Command, Plugin
+
+PLUGIN = Plugin(
+    "route",
+    commands=(
+        Command(
+            "route",
+            "saccade.plugins.route.command:app",
+            "Route each request to the server that has seen its images.",
+            renames=True,
+        ),
+    ),
+)
