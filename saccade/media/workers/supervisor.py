@@ -265,7 +265,7 @@ class Supervisor:
         if isinstance(order, ReplaceWorker):
             if used := self._workers.get(order.worker):
                 os.kill(used.pid, signal.SIGKILL)
-                self._bury(used)
+                self._reap(used)
             self.fork(order.worker)
             self._front.send(WorkerReplaced(order.worker, order.serial))
             return
