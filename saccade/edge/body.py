@@ -38,6 +38,8 @@ BODY_PAUSE = 30.0
 BODY_LEAST = 64 * 1024
 """A body must bring so many bytes within so many seconds, or its end."""
 SMALL_BODY = 256 * 1024
+SMALL_CHUNK = 1 << 12
+"""Bytes of a body that are kept as one object, however small the packets were that brought them."""
 MAX_ON_LOOP = 1 << 16
 """Bytes of a body that is looked into on the event loop; more goes to a thread."""
 LARGE_BODY = 1 << 22
@@ -192,11 +194,18 @@ class BufferedBody:
 
 
 async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read the whole body, whatever its type. Raises as `pieces` does."""
-    body = bytearray()
+    """Read the whole body, whatever its type. Raises as `pieces` does.
+
+    Bytes are copied once, when all are here: a buffer that grows is moved each time that the memory
+    behind it is taken, which moves seven times the bytes of bodies that arrive at the same time.
+    """
+    arrived: list[bytes] = []
     async for piece in pieces(request, held, largest):
-        body += piece
-    return body
+        if arrived and len(arrived[-1]) + len(piece) <= SMALL_CHUNK:
+            arrived[-1] += piece
+        else:
+            arrived.append(piece)
+    return bytearray().join(arrived)
 
 
 async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
