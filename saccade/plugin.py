@@ -107,6 +107,7 @@ class Plugin:
     engine_part: str | None = None
     answer_log: str | None = None  # function of `ServeOptions`: an `api.handlers.AnswerLog`
     recorder: str | None = None  # function of `ServeOptions` and `Metrics`: a `TimelineRecorder`
+    body_watcher: str | None = None  # class of a `RequestManager`: an `api.handlers.WatchBody`
     fetcher: str | None = None  # class of `ServeOptions` and `Metrics`: a `UrlReader`
     # The scheduler's, each built from a `PartContext`
     step_part: Offer | None = None  # a `StepPart`; asked of the `PartContext`
@@ -135,7 +136,7 @@ class Plugin:
     @property
     def is_http(self) -> bool:
         """Return True if only a server has a use for the plugin."""
-        return any((self.routes, self.recorder, self.answer_log))
+        return any((self.routes, self.recorder, self.answer_log, self.body_watcher))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,7 +24,7 @@ from saccade.api.stream import AnswerContext, ResponseWriter, StreamedBody, stre
 from saccade.api.trace.timeline import journey
 from saccade.core.errors import InternalError, InvalidRequest, NotFound, RequestError
 from saccade.core.types import NO_ADAPTER, AdapterRef
-from saccade.edge.body import Admission, BufferedBody
+from saccade.edge.body import Admission, BodyWatcher, BufferedBody, announced, read_json
 from saccade.edge.headers import request_id
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
@@ -45,6 +45,9 @@ T = TypeVar("T")
 AnswerLog = Callable[[Sequence[PreparedRequest], UsageCounter, "Tracer"], None]
 """Is called once a request was answered (`Plugin.answer_log`)."""
 
+WatchBody = Callable[[BufferedBody], BodyWatcher | None]
+"""Is called before a large body is read (`Plugin.body_watcher`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestHandler:
@@ -54,6 +57,15 @@ class RequestHandler:
     names: tuple[str, ...]
     admission: Admission
     logs: tuple[AnswerLog, ...] = ()
+    watch: WatchBody | None = None
+
+    async def receive_chat(self, request: Request, held: BufferedBody, largest: int) -> bytearray:
+        """Read a chat's body as `read_json`, watched while it arrives if it is announced as
+        large.
+        """
+        if self.watch is not None and announced(request) > SMALL_BODY:
+            held.watcher = self.watch(held)
+        return await read_json(request, held, largest)
 
     async def read_body(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
         """Read a body, then empty it, for its reader still holds it."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
@@ -125,6 +125,8 @@ class Bodies:
         try:
             yield share
         finally:
+            if share.watcher is not None:
+                share.watcher.close()
             share.resize(0)
 
     def set(self, held: int) -> None:
@@ -137,6 +139,24 @@ class Bodies:
         self._metrics.set("saccade_stored_body_bytes", self.sent.nbytes)
 
 
+class BodyWatcher(Protocol):
+    """Looks at a body while it arrives, for work that can start before its end
+    (`Plugin.body_watcher`).
+    """
+
+    def feed(self, piece: bytes) -> None:
+        """Look at the next bytes, without waiting: this is the event loop."""
+
+    def end_body(self) -> None:
+        """The last bytes are here."""
+
+    async def settle(self, tenant: str) -> None:
+        """The body was read: it is `tenant`'s, and so is what was started."""
+
+    def close(self) -> None:
+        """The request has ended. Stop and release all that was started."""
+
+
 @dataclass(slots=True)
 class BufferedBody:
     """One request's share."""
@@ -144,6 +164,7 @@ class BufferedBody:
     bodies: Bodies
     client: Client = ANYBODY
     nbytes: int = 0
+    watcher: BodyWatcher | None = None
 
     def resize(self, nbytes: int) -> None:
         """Hold `nbytes` bytes. Raises as `check` does."""
@@ -178,6 +199,11 @@ class BufferedBody:
             )
         self.resize(self.nbytes + nbytes)
 
+    async def settle(self, tenant: str) -> None:
+        """Pass on whose request this is, once its body was read."""
+        if self.watcher is not None:
+            await self.watcher.settle(tenant)
+
     def sent(self, tenant: str, name: str) -> bytes | None:
         """Return bytes that the client's tenant has sent under their digest's name, if kept."""
         return self.bodies.sent.find(self.client.name, tenant, name)
@@ -205,6 +231,10 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
             arrived[-1] += piece
         else:
             arrived.append(piece)
+        if held.watcher is not None:
+            held.watcher.feed(piece)
+    if held.watcher is not None:
+        held.watcher.end_body()
     return bytearray().join(arrived)
 
 

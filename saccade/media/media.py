@@ -11,7 +11,6 @@ needed, decode.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -91,15 +90,16 @@ class Media:
             self.encoders = Encoders(role, arena, metrics, options.of(FetchSettings).fetch_timeout)
         own = spec.sample.own if spec.sees_images else None
         pool = DecodePool(arena, media, metrics, fork_servers, own)
-        self._decoders = Decoders(pool, metrics)
+        self.decoders = Decoders(pool, arena, metrics)
         self.seen = FileCache(metadata_folder, media.max_image_pixels)
         self.files_folder = options.of(FileSettings).folder
         self.reader = SourceReader(options, metrics, self.seen, pool)
+        self.limits = PixelLimits(arena.size, media.decode_memory)
         self.kinds = MediaKinds(
             spec,
             options,
             metrics,
-            PixelLimits(arena.size, media.decode_memory),
+            self.limits,
             pool,
             self.seen.disk,
             fork_servers,
@@ -123,13 +123,13 @@ class Media:
     def start(self) -> None:
         """Start the image workers in the background if the model sees images."""
         if self.spec.sees_images:
-            self._decoders.pool.start()
+            self.decoders.pool.start()
 
     async def close(self) -> None:
         if self.encoders is not None:
             await self.encoders.close()
         await self.kinds.close()
-        await self._decoders.close()
+        await self.decoders.close()
         await self.reader.close()
         await asyncio.to_thread(self.seen.close)
 
@@ -143,7 +143,9 @@ class Media:
         """
         self.check_sources(sources)
         sources = in_company(sources, self.spec.pixel_bounds)
-        reads = Reads(self.reader, salt, requester or Requester(salt, tenant=salt))
+        requester = requester or Requester(salt, tenant=salt)
+        await requester.budget.settle(requester.tenant)
+        reads = Reads(self.reader, salt, requester)
         for source in sources:
             self.kinds.of(source).begin_reads(source, reads)
         opening = [asyncio.create_task(self._open(source, reads)) for source in sources]
@@ -270,10 +272,10 @@ class Media:
                 code="unknown_uuid",
             )
         assert (slot.height, slot.width) == opened.image.canvas
-        await self._decoders.decode(key, jobs, slot)
+        await self.decoders.decode(key, jobs, slot)
         if spent := self._spent.get(key):
             spent.decode_ms = sum(job.ms for job in jobs)
-            spent.decoded = time.monotonic()
+            spent.decoded = max(job.ended for job in jobs)
         image, frames = opened.image, len(opened.frames)
         pixels = self._arena.flat(slot.offset, 3 * slot.height * slot.width)
         if self._prints is not None:
@@ -291,7 +293,7 @@ class Media:
         """Cancel the image's decode and its question to an encoder."""
         if self.encoders is not None:
             self.encoders.call_off(key)
-        self._decoders.call_off(key)
+        self.decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
         """Record that the engine encoded an image in `ms` and ended `at`."""

@@ -28,6 +28,10 @@ class MemoryBudget(Protocol):
         """
         ...
 
+    async def settle(self, tenant: str) -> None:
+        """Take note whose request this is."""
+        ...
+
     def sent(self, tenant: str, name: str) -> bytes | None:
         """Return bytes that the tenant sent before under their digest's name, if kept."""
         ...
@@ -37,6 +41,9 @@ class Boundless:
     """A budget without end."""
 
     def reserve(self, nbytes: int) -> None:
+        pass
+
+    async def settle(self, tenant: str) -> None:
         pass
 
     def sent(self, tenant: str, name: str) -> bytes | None:  # noqa: ARG002 - nothing is kept

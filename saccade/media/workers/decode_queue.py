@@ -64,7 +64,8 @@ class Job:
     """One image to decode, or a video's frame number `frame`, and the recipe for its pixels.
     `digest` names the bytes, which belong to `tenant`.
 
-    `client` and `request` identify the owner. `ms` is the time taken, once done.
+    `client` and `request` identify the owner. Once done, `ms` is the time taken, and `ended` the
+    `time.monotonic()` of the end.
     """
 
     digest: bytes
@@ -77,6 +78,7 @@ class Job:
     running: bool = False
     overtaken: int = 0
     ms: float = 0.0
+    ended: float = 0.0
     frame: int | None = None
     tenant: str = ""
     region: Box | None = None  # the part of the upright image that the recipe is for

@@ -69,6 +69,11 @@ SLACK_BYTES = 128 * MIB
 PAGE_BYTES = 4096
 INLINE_BYTES = 1 << 20
 """Bytes that are copied on the event loop; more go through a thread."""
+UNSETTLED = "\0"
+"""Follows the probable tenant of bytes whose request is not read yet, and precedes its number. A
+worker of the probable tenant may read them, as what it says of them counts only once the tenant is
+certain. Until then it reads no other's bytes.
+"""
 KEPT_INBOX_BYTES = 64 << 20
 """A memory file that had to hold more is emptied afterwards."""
 
@@ -204,9 +209,10 @@ class WorkerSlots:
         """Return an idle slot, `tenant`'s own or a fresh one if any, else the least recently used.
         Returns `None` if all are busy, and while workers take no orders.
         """
+        own = tenant, tenant.partition(UNSETTLED)[0]
 
         def cost(slot: WorkerSlot) -> tuple[bool, bool, int]:
-            return slot.tenant != tenant, slot.tenant is not None, slot.turn
+            return slot.tenant not in own, slot.tenant is not None, slot.turn
 
         slots = self._slots if self._channel is not None else ()
         return min([slot for slot in slots if not slot.busy], key=cost, default=None)
@@ -241,7 +247,7 @@ class WorkerSlots:
         slot.begin_order(self._life)
         self._turns += 1
         slot.turn = self._turns
-        if slot.tenant not in (None, tenant):
+        if slot.tenant not in (None, tenant, tenant.partition(UNSETTLED)[0]):
             self.send(slot, ReplaceWorker(slot.number, slot.serial))
             assert isinstance(await slot.answer(), WorkerReplaced)
             slot.empty()
@@ -253,6 +259,12 @@ class WorkerSlots:
             raise EngineUnavailable(
                 f"it could not be sent to an image worker: {error.strerror}"
             ) from error
+
+    def settle(self, unsettled: str, tenant: str) -> None:
+        """Take the bytes of an unsettled tenant for `tenant`'s."""
+        for slot in self._slots:
+            if slot.tenant == unsettled:
+                slot.tenant = tenant
 
     def send(self, slot: WorkerSlot, order: Order) -> None:
         """Give the prepared order to its worker. Raises WorkerLost after the supervisor's end."""
