@@ -105,7 +105,7 @@ class RequestHandler:
         traced = reply.trace or self.logs or way is not None
         tracer = None
         if traced:
-            send, tracer = self._trace(send, prepared, wanted=reply.trace)
+            send, tracer = self._trace(send, prepared, reply.trace, held.receive_ms)
         context = AnswerContext(prepared, tally, tracer)
         try:
             await self._tell(send, bool(reply.stream), context, tell(context))
@@ -119,7 +119,7 @@ class RequestHandler:
                 log(prepared, tally, tracer)
 
     def _trace(
-        self, send: Send, prepared: Sequence[PreparedRequest], wanted: bool
+        self, send: Send, prepared: Sequence[PreparedRequest], wanted: bool, receive_ms: float
     ) -> tuple[Send, Tracer]:
         """Return what follows a request, and a `send` that reports what its images changed if the
         client wanted the trace.
@@ -128,9 +128,9 @@ class RequestHandler:
         from saccade.api.trace.tracer import Tracer
 
         if not wanted:
-            return send, Tracer(prepared, wanted)
+            return send, Tracer(prepared, wanted, receive_ms=receive_ms)
         changes = ImageChanges(prepared[0], self.front.intake.media.prints)
-        return telling(send, changes), Tracer(prepared, wanted, changes)
+        return telling(send, changes), Tracer(prepared, wanted, changes, receive_ms)
 
     async def _tell(
         self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter

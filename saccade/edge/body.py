@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,6 +166,7 @@ class BufferedBody:
     client: Client = ANYBODY
     nbytes: int = 0
     watcher: BodyWatcher | None = None
+    receive_ms: float = 0.0  # from the first look for the body to its last byte
 
     def resize(self, nbytes: int) -> None:
         """Hold `nbytes` bytes. Raises as `check` does."""
@@ -296,7 +298,7 @@ async def pieces(request: Request, held: BufferedBody, largest: int) -> AsyncGen
     Raises TooLarge by the announced or the real length, Overloaded, and TooSlow. The connection
     discards the rest of a refused body.
     """
-    size = announced(request)
+    size, started = announced(request), time.monotonic()
     if size <= largest:
         size = 0
         async for piece in _steadily(request, held.bodies.seconds):
@@ -305,6 +307,7 @@ async def pieces(request: Request, held: BufferedBody, largest: int) -> AsyncGen
                 break
             held.resize(max(size, held.nbytes))
             yield piece
+        held.receive_ms = (time.monotonic() - started) * 1e3
     if size > largest:
         raise _too_large(largest)
 

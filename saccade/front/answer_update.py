@@ -28,7 +28,7 @@ class FoundImage:
     any. `tiles`: of an encoded image whose tiles have names, which of them were new; `parts`: what
     each shows of the image, if known.
 
-    The milliseconds are 0 unless spent for this request. `decoded` and `encoded` are the
+    The milliseconds are 0 unless spent for this request. `decoded`, `shipped` and `encoded` are the
     `time.monotonic()` of the ends.
     """
 
@@ -40,7 +40,9 @@ class FoundImage:
     decode_ms: float = 0.0
     wait_ms: float = 0.0
     encode_ms: float = 0.0
+    ship_ms: float = 0.0
     decoded: float = 0.0
+    shipped: float = 0.0
     encoded: float = 0.0
     encoder: str = ""
     encoder_ms: float = 0.0

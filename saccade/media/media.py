@@ -11,6 +11,7 @@ needed, decode.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -272,11 +273,21 @@ class Media:
                 code="unknown_uuid",
             )
         assert (slot.height, slot.width) == opened.image.canvas
+        asked = time.monotonic()
         await self.decoders.decode(key, jobs, slot)
         if spent := self._spent.get(key):
             spent.decode_ms = sum(job.ms for job in jobs)
             spent.decoded = max(job.ended for job in jobs)
-        image, frames = opened.image, len(opened.frames)
+        try:
+            return await self._name_pixels(opened, slot)
+        finally:
+            if spent := self._spent.get(key):
+                spent.shipped = time.monotonic()
+                spent.ship_ms = (spent.shipped - max(asked, spent.decoded)) * 1e3
+
+    async def _name_pixels(self, opened: OpenedImage, slot: PixelSlot) -> PixelNames:
+        """Return the names of the pixels in a slot."""
+        key, image, frames = opened.image.key, opened.image, len(opened.frames)
         pixels = self._arena.flat(slot.offset, 3 * slot.height * slot.width)
         if self._prints is not None:
             await self._prints.take(key, pixels, image.canvas)

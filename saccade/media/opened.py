@@ -157,14 +157,17 @@ Opened = OpenedImage | OpenedVideo
 class Spent:
     """The cost so far of the pixels and the embedding of an image in flight.
 
-    `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision encoder,
-    were done with it. `encoder` is how a question to another server ended ("" without a question).
-    `encoder_ms` is its time, including `encode_ms` of the other tower.
+    `decoded`, `shipped` and `encoded` are `time.monotonic()` when an image worker was done with it,
+    when its pixels were in the engine's memory, and when the vision encoder was done. `encoder` is
+    how a question to another server ended ("" without a question). `encoder_ms` is its time,
+    including `encode_ms` of the other tower.
     """
 
     decode_ms: float = 0.0
     encode_ms: float = 0.0
+    ship_ms: float = 0.0
     decoded: float = 0.0
+    shipped: float = 0.0
     encoded: float = 0.0
     encoder: str = ""
     encoder_ms: float = 0.0

@@ -74,13 +74,16 @@ class ImageCost(Struct):
 class ImageTimes(Struct):
     """Milliseconds for one image.
 
-    `wait`: from submission to the embedding, outside the other times. `encoder`: the time spent
+    `ship`: copying and hashing the pixels, from the decode's end, or from the engine's request for
+    them if that was later. `wait`: from submission to the embedding, outside the other times.
+    `encoder`: the time spent
     asking another server for the embedding.
     """
 
     fetch: float
     digest: float
     decode: float = 0.0
+    ship: float = 0.0
     wait: float = 0.0
     encode: float = 0.0
     encoder: float = 0.0
@@ -88,11 +91,13 @@ class ImageTimes(Struct):
 
 class ImageStarts(Struct, omit_defaults=True):
     """When each stage of an image began, in milliseconds from the request's arrival. Negative for a
-    stage begun by another request. UNSET: the image skipped this stage.
+    stage begun by another request, or while the request arrived. UNSET: the image skipped this
+    stage.
     """
 
     fetch: float
     decode: float | UnsetType = UNSET
+    ship: float | UnsetType = UNSET
     encode: float | UnsetType = UNSET
 
 
@@ -165,6 +170,7 @@ class ImageTrace(ImageCost, kw_only=True):
                         opened.times.fetch_ms,
                         opened.times.digest_ms,
                         found.decode_ms,
+                        found.ship_ms,
                         found.wait_ms,
                         found.encode_ms,
                         found.encoder_ms,
@@ -174,6 +180,7 @@ class ImageTrace(ImageCost, kw_only=True):
             starts=ImageStarts(
                 round((opened.times.begun - arrival) * 1e3, 3),
                 start(found.decoded, found.decode_ms),
+                start(found.shipped, found.ship_ms),
                 start(found.encoded, found.encode_ms),
             ),
             same_as=change.same_as or UNSET,
@@ -215,13 +222,14 @@ def video_traces(
 
 class RequestTimes(Struct):
     """Milliseconds from a request's arrival to its submission to the engine, to the engine's begin,
-    to the first token, to the end.
+    to the first token, to the end. `body`: what its body took to arrive, before that.
     """
 
     prepared: float
     admitted: float
     first_token: float
     total: float
+    body: float
 
 
 class CacheTrace(Struct, omit_defaults=True):

@@ -52,7 +52,7 @@ def _by_source(guesses: Iterable[DraftCounts]) -> list[DraftCounts]:
 
 class Tracer:
     """Listens to a request's events. `wanted`: the client requested the trace, and `changes` has
-    what its images changed.
+    what its images changed. `receive_ms`: the time that its body took to arrive.
     """
 
     def __init__(
@@ -60,8 +60,10 @@ class Tracer:
         prepared: Sequence[PreparedRequest],
         wanted: bool,
         changes: ImageChanges | None = None,
+        receive_ms: float = 0.0,
     ) -> None:
         self.wanted = wanted
+        self._receive_ms = receive_ms
         self._prepared = prepared[0]
         self._changes = changes
         self._arrival = self._prepared.request.arrival
@@ -134,6 +136,9 @@ class Tracer:
             if found.decode_ms:
                 begun = found.decoded - found.decode_ms / 1e3
                 yield Leg("image.decode", begun, found.decoded, {"place": place})
+            if found.ship_ms:
+                begun = found.shipped - found.ship_ms / 1e3
+                yield Leg("image.ship", begun, found.shipped, {"place": place})
             if found.encode_ms:
                 begun = found.encoded - found.encode_ms / 1e3
                 cost: Mapping[str, Figure] = {"place": place, "tokens": image.image.num_tokens}
@@ -182,7 +187,10 @@ class Tracer:
         moments = (self._ready, self._admitted or first, first, now)
         return Trace(
             images,
-            RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)),
+            RequestTimes(
+                *(round((moment - self._arrival) * 1e3, 3) for moment in moments),
+                body=round(self._receive_ms, 3),
+            ),
             self._prompt,
             self._prepared.ignored or UNSET,
             video_traces(self._found, opened, places) or UNSET,
