@@ -189,7 +189,7 @@ class Tracer:
             images,
             RequestTimes(
                 *(round((moment - self._arrival) * 1e3, 3) for moment in moments),
-                body=round(self._receive_ms, 3),
+                round(self._receive_ms, 3),
             ),
             self._prompt,
             self._prepared.ignored or UNSET,
