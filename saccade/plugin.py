@@ -120,6 +120,8 @@ class Plugin:
     answer_log: str | None = None  # function of `ServeOptions`: returns an `api.handlers.AnswerLog`
     # function of (`ServeOptions`, `Metrics`): returns a `TimelineRecorder`
     recorder: str | None = None
+    # class, constructed from a `RequestManager`, that implements `api.handlers.WatchBody`
+    body_watcher: str | None = None
     # class, constructed from `ServeOptions` and `Metrics`, that implements `UrlReader`
     fetcher: str | None = None
     # function of `ServeOptions`: returns `media.sources.uploaded.UploadedFiles`
@@ -169,7 +171,7 @@ class Plugin:
     @property
     def is_http(self) -> bool:
         """True if the plugin is useful only in an HTTP server."""
-        return any((self.routes, self.recorder, self.answer_log))
+        return any((self.routes, self.recorder, self.answer_log, self.body_watcher))
 
 
 @dataclass(frozen=True, slots=True)

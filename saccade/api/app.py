@@ -100,7 +100,9 @@ def build_app(
     logs = tuple(
         resolve_name(plugin.answer_log)(options) for plugin in plugins if plugin.answer_log
     )
-    handler = RequestHandler(front, tuple(names), admission, logs)
+    watcher = next((plugin.body_watcher for plugin in plugins if plugin.body_watcher), None)
+    watch = None if watcher is None else resolve_name(watcher)(front)
+    handler = RequestHandler(front, tuple(names), admission, logs, watch)
     inner = Starlette(exception_handlers=_HANDLERS)
     context = ApiContext(handler, options, plugins, secrets.token_hex(4), int(time.time()), inner)
     mounted = mount(plugins, context)
@@ -188,7 +190,8 @@ class _Api:
     started: int  # seconds since the epoch, reported as the model's creation time
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.handler.admission.admit(scope, receive) as (body, held):
+        reading = self.handler.admission.admit(scope, receive, self.handler.receive_chat)
+        async with reading as (body, held):
             request, reply, answer = await self.handler.read_body(read_chat, body)
             shape = ChatShape(
                 self.front.vocabulary,

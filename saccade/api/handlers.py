@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,7 +24,7 @@ from saccade.api.stream import AnswerContext, ResponseWriter, StreamedBody, stre
 from saccade.api.trace.timeline import journey
 from saccade.core.errors import InternalError, InvalidRequest, NotFound, RequestError
 from saccade.core.types import NO_ADAPTER, AdapterRef
-from saccade.edge.body import Admission, BufferedBody
+from saccade.edge.body import Admission, BodyWatcher, BufferedBody, announced, read_json
 from saccade.edge.headers import request_id
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
@@ -47,6 +47,9 @@ T = TypeVar("T")
 AnswerLog = Callable[[Sequence[PreparedRequest], UsageCounter, "Tracer"], None]
 """Called after a request has been answered (`Plugin.answer_log`)."""
 
+WatchBody = Callable[[BufferedBody], BodyWatcher | None]
+"""Is called before a large body is read (`Plugin.body_watcher`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestHandler:
@@ -58,6 +61,15 @@ class RequestHandler:
     names: tuple[str, ...]
     admission: Admission
     logs: tuple[AnswerLog, ...] = ()
+    watch: WatchBody | None = None
+
+    async def receive_chat(self, request: Request, held: BufferedBody, largest: int) -> bytearray:
+        """Read a chat's body as `read_json`, watched while it arrives if it is announced as
+        large.
+        """
+        if self.watch is not None and announced(request) > SMALL_BODY:
+            held.watcher = self.watch(held)
+        return await read_json(request, held, largest)
 
     async def read_body(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
         """Parse a body, then empty it to free its memory, because the caller still
@@ -99,7 +111,7 @@ class RequestHandler:
         traced = reply.trace or self.logs or way is not None
         tracer = None
         if traced:
-            send, tracer = self._trace(send, prepared, wanted=reply.trace)
+            send, tracer = self._trace(send, prepared, reply.trace, held.receive_ms)
         context = AnswerContext(prepared, tally, tracer)
         try:
             await self._send(send, bool(reply.stream), context, tell(context))
@@ -113,7 +125,7 @@ class RequestHandler:
                 log(prepared, tally, tracer)
 
     def _trace(
-        self, send: Send, prepared: Sequence[PreparedRequest], wanted: bool
+        self, send: Send, prepared: Sequence[PreparedRequest], wanted: bool, receive_ms: float
     ) -> tuple[Send, Tracer]:
         """Return a tracer of the request, and the `send` to use.
 
@@ -124,9 +136,9 @@ class RequestHandler:
         from saccade.api.trace.tracer import Tracer
 
         if not wanted:
-            return send, Tracer(prepared, wanted)
+            return send, Tracer(prepared, wanted, receive_ms=receive_ms)
         changes = ImageChanges(prepared[0], self.front.intake.media.prints)
-        return telling(send, changes), Tracer(prepared, wanted, changes)
+        return telling(send, changes), Tracer(prepared, wanted, changes, receive_ms)
 
     async def _send(
         self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter

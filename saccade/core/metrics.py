@@ -155,6 +155,16 @@ DECLARED: tuple[Metric, ...] = (
         "Image decodes. One decode serves all sizes requested of the same bytes at that time",
     ),
     Metric(
+        "saccade_early_decodes_total",
+        "counter",
+        "Image decodes started before the request had arrived (--early-decode)",
+    ),
+    Metric(
+        "saccade_early_decodes_unused_total",
+        "counter",
+        "Requests whose early decodes were of no use",
+    ),
+    Metric(
         "saccade_video_frames_decoded_total",
         "counter",
         "Video frames requested from image workers",

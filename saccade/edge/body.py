@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
@@ -39,6 +40,8 @@ BODY_PAUSE = 30.0
 BODY_LEAST = 64 * 1024
 """A body must deliver `BODY_LEAST` bytes every `BODY_PAUSE` seconds, unless it ends."""
 SMALL_BODY = 256 * 1024
+SMALL_CHUNK = 1 << 12
+"""Bytes of a body that are kept as one object, however small the packets were that brought them."""
 MAX_ON_LOOP = 1 << 16
 """Maximum bytes of a body that is parsed on the event loop. Larger ones are parsed in a thread."""
 LARGE_BODY = 1 << 22
@@ -132,6 +135,8 @@ class Bodies:
         try:
             yield share
         finally:
+            if share.watcher is not None:
+                share.watcher.close()
             share.resize(0)
 
     def set(self, held: int) -> None:
@@ -144,6 +149,24 @@ class Bodies:
         self._metrics.set("saccade_stored_body_bytes", self.sent.nbytes)
 
 
+class BodyWatcher(Protocol):
+    """Looks at a body while it arrives, for work that can start before its end
+    (`Plugin.body_watcher`).
+    """
+
+    def feed(self, piece: bytes) -> None:
+        """Look at the next bytes, without waiting: this is the event loop."""
+
+    def end_body(self) -> None:
+        """The last bytes are here."""
+
+    async def settle(self, tenant: str) -> None:
+        """The body was read: it is `tenant`'s, and so is what was started."""
+
+    def close(self) -> None:
+        """The request has ended. Stop and release all that was started."""
+
+
 @dataclass(slots=True)
 class BufferedBody:
     """The bytes that one request holds."""
@@ -151,6 +174,8 @@ class BufferedBody:
     bodies: Bodies
     client: Client = ANYBODY
     nbytes: int = 0
+    watcher: BodyWatcher | None = None
+    receive_ms: float = 0.0  # from the first look for the body to its last byte
 
     def resize(self, nbytes: int) -> None:
         """Set the bytes held. Raises as `check` does."""
@@ -189,6 +214,11 @@ class BufferedBody:
             )
         self.resize(self.nbytes + nbytes)
 
+    async def settle(self, tenant: str) -> None:
+        """Pass on whose request this is, once its body was read."""
+        if self.watcher is not None:
+            await self.watcher.settle(tenant)
+
     def sent(self, tenant: str, name: str) -> bytes | None:
         """Return bytes that the client's tenant sent before, by their digest, or None if not
         stored.
@@ -207,11 +237,22 @@ class BufferedBody:
 
 
 async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read the whole body, of any content type. Raises as `pieces` does."""
-    body = bytearray()
+    """Read the whole body, of any content type. Raises as `pieces` does.
+
+    Bytes are copied once, after the last one has arrived. A growing buffer would be moved whenever
+    the memory behind it is in use: seven times the bytes, if several bodies arrive at once.
+    """
+    arrived: list[bytes] = []
     async for piece in pieces(request, held, largest):
-        body += piece
-    return body
+        if arrived and len(arrived[-1]) + len(piece) <= SMALL_CHUNK:
+            arrived[-1] += piece
+        else:
+            arrived.append(piece)
+        if held.watcher is not None:
+            held.watcher.feed(piece)
+    if held.watcher is not None:
+        held.watcher.end_body()
+    return bytearray().join(arrived)
 
 
 async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
@@ -273,7 +314,7 @@ async def pieces(request: Request, held: BufferedBody, largest: int) -> AsyncGen
     Raises TooLarge, by the announced or the actual size, Overloaded, and TooSlow. The connection
     discards the rest of a rejected body.
     """
-    size = announced(request)
+    size, started = announced(request), time.monotonic()
     if size <= largest:
         size = 0
         async for piece in _steadily(request, held.bodies.seconds):
@@ -282,6 +323,7 @@ async def pieces(request: Request, held: BufferedBody, largest: int) -> AsyncGen
                 break
             held.resize(max(size, held.nbytes))
             yield piece
+        held.receive_ms = (time.monotonic() - started) * 1e3
     if size > largest:
         raise _too_large(largest)
 

@@ -37,7 +37,9 @@ class FoundImage:
     decode_ms: float = 0.0
     wait_ms: float = 0.0
     encode_ms: float = 0.0
+    ship_ms: float = 0.0
     decoded: float = 0.0  # `time.monotonic()` at the end of decoding
+    shipped: float = 0.0  # `time.monotonic()` when the pixels were in shared memory
     encoded: float = 0.0  # `time.monotonic()` at the end of encoding
     encoder: str = ""  # the result of requesting the embedding from an encoder server, if any
     encoder_ms: float = 0.0

@@ -561,7 +561,10 @@ class RequestManager:
             found = replace(found, tiles=outcome.tiles, parts=self.intake.media.tile_parts(key))
         spent = self.intake.media.spent(key)
         passed = (spent.encoded - answer.submitted) * 1e3
-        wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
+        # An image may have been decoded while its request arrived.
+        decoding = min(spent.decode_ms, max(0.0, spent.decoded - answer.submitted) * 1e3)
+        elsewhere = decoding + spent.ship_ms + spent.encode_ms + spent.encoder_ms
+        wait = max(0.0, passed - elsewhere)
         return replace(found, wait_ms=wait, **asdict(spent))
 
     def _time(self, answer: _Answer, num_tokens: int, admitted: float) -> None:

@@ -95,15 +95,16 @@ class Media:
             self.encoders = sources[0](options, arena, metrics)
         own = spec.sample.own if spec.sees_images else None
         pool = DecodePool(arena, media, metrics, fork_servers, own)
-        self._decoders = Decoders(pool, metrics)
+        self.decoders = Decoders(pool, arena, metrics)
         self.seen = FileCache(metadata_folder, media.max_image_pixels)
         self.files_folder = options.of(FileSettings).folder
         self.reader = SourceReader(options, metrics, self.seen, pool)
+        self.limits = PixelLimits(arena.size, media.decode_memory)
         self.kinds = MediaKinds(
             spec,
             options,
             metrics,
-            PixelLimits(arena.size, media.decode_memory),
+            self.limits,
             pool,
             self.seen.disk,
             fork_servers,
@@ -127,13 +128,13 @@ class Media:
     def start(self) -> None:
         """Start the image workers in the background if the model sees images."""
         if self.spec.sees_images:
-            self._decoders.pool.start()
+            self.decoders.pool.start()
 
     async def close(self) -> None:
         if self.encoders is not None:
             await self.encoders.close()
         await self.kinds.close()
-        await self._decoders.close()
+        await self.decoders.close()
         await self.reader.close()
         await asyncio.to_thread(self.seen.close)
 
@@ -148,7 +149,9 @@ class Media:
         """
         self.check_sources(sources)
         sources = in_company(sources, self.spec.pixel_bounds)
-        reads = Reads(self.reader, salt, requester or Requester(salt, tenant=salt))
+        requester = requester or Requester(salt, tenant=salt)
+        await requester.budget.settle(requester.tenant)
+        reads = Reads(self.reader, salt, requester)
         for source in sources:
             self.kinds.of(source).begin_reads(source, reads)
         opening = [asyncio.create_task(self._open(source, reads)) for source in sources]
@@ -275,11 +278,21 @@ class Media:
                 code="unknown_uuid",
             )
         assert (slot.height, slot.width) == opened.image.canvas
-        await self._decoders.decode(key, jobs, slot)
+        asked = time.monotonic()
+        await self.decoders.decode(key, jobs, slot)
         if spent := self._spent.get(key):
             spent.decode_ms = sum(job.ms for job in jobs)
-            spent.decoded = time.monotonic()
-        image, frames = opened.image, len(opened.frames)
+            spent.decoded = max(job.ended for job in jobs)
+        try:
+            return await self._name_pixels(opened, slot)
+        finally:
+            if spent := self._spent.get(key):
+                spent.shipped = time.monotonic()
+                spent.ship_ms = (spent.shipped - max(asked, spent.decoded)) * 1e3
+
+    async def _name_pixels(self, opened: OpenedImage, slot: PixelSlot) -> PixelNames:
+        """Return the names of the pixels in a slot."""
+        key, image, frames = opened.image.key, opened.image, len(opened.frames)
         pixels = self._arena.flat(slot.offset, 3 * slot.height * slot.width)
         if self._prints is not None:
             await self._prints.take(key, pixels, image.canvas)
@@ -296,7 +309,7 @@ class Media:
         """Cancel the image's decode and its request to an encoder."""
         if self.encoders is not None:
             self.encoders.call_off(key)
-        self._decoders.call_off(key)
+        self.decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
         """Record that the engine encoded an image in `ms` milliseconds and finished at the

@@ -150,7 +150,9 @@ class Spent:
 
     decode_ms: float = 0.0
     encode_ms: float = 0.0
+    ship_ms: float = 0.0
     decoded: float = 0.0  # `time.monotonic()` when decoding finished
+    shipped: float = 0.0  # `time.monotonic()` when the pixels were in shared memory
     encoded: float = 0.0  # `time.monotonic()` when the vision encoder finished
     encoder: str = ""  # the outcome of a request to an encoder server; "" without a request
     encoder_ms: float = 0.0  # duration of that request, including that server's `encode_ms`

@@ -204,7 +204,7 @@ async def test_a_videos_metadata_is_its_own_clients(holed_path: MakePath) -> Non
 async def test_no_images_header_waits_for_a_videos_metadata(holed_path: MakePath) -> None:
     async with holed_path() as path:
         held = asyncio.create_task(film(path, ANNA, holed.with_code(clip(), holed.SLEEP)))
-        slot, _ = path.media._decoders.pool.video_headers.slots._slots
+        slot, _ = path.media.decoders.pool.video_headers.slots._slots
         while not slot.busy:
             await asyncio.sleep(0.01)
         assert await show(path, ANNA, SECRET) is not None
@@ -297,7 +297,7 @@ async def test_headers_of_two_clients_are_two_orders_and_take_turns(
     """However many requests one of them has: hers come first or second."""
     async with holed_path() as path:
         await opened(path, MALLORY, encode(noise(8, 8)))
-        pool = path.media._decoders.pool.headers
+        pool = path.media.decoders.pool.headers
         sizes: list[int] = []
         run = pool._run
 

@@ -78,6 +78,9 @@ class ImageTimes(Struct):
     fetch: float
     digest: float
     decode: float = 0.0
+    # copying and hashing the pixels, from the end of decoding, or from when the engine requested
+    # them if that was later
+    ship: float = 0.0
     wait: float = 0.0  # from submission to the embedding, without the other times
     encode: float = 0.0
     encoder: float = 0.0  # requesting the embedding from an encoder server
@@ -86,11 +89,13 @@ class ImageTimes(Struct):
 class ImageStarts(Struct, omit_defaults=True):
     """When each stage of an image started, in milliseconds after the request's arrival.
 
-    Negative if an earlier request started the stage. Absent if the stage was skipped.
+    Negative if an earlier request started the stage, or if it started while the request's body
+    arrived. Absent if the stage was skipped.
     """
 
     fetch: float
     decode: float | UnsetType = UNSET
+    ship: float | UnsetType = UNSET
     encode: float | UnsetType = UNSET
 
 
@@ -162,6 +167,7 @@ class ImageTrace(ImageCost, kw_only=True):
                         opened.times.fetch_ms,
                         opened.times.digest_ms,
                         found.decode_ms,
+                        found.ship_ms,
                         found.wait_ms,
                         found.encode_ms,
                         found.encoder_ms,
@@ -171,6 +177,7 @@ class ImageTrace(ImageCost, kw_only=True):
             starts=ImageStarts(
                 round((opened.times.begun - arrival) * 1e3, 3),
                 start(found.decoded, found.decode_ms),
+                start(found.shipped, found.ship_ms),
                 start(found.encoded, found.encode_ms),
             ),
             same_as=change.same_as or UNSET,
@@ -215,6 +222,7 @@ class RequestTimes(Struct):
     admitted: float  # started by the engine
     first_token: float
     total: float  # end of the answer
+    body: float  # how long the body took to arrive, before that
 
 
 class CacheTrace(Struct, omit_defaults=True):

@@ -51,6 +51,7 @@ class Tracer:
     """Collects the updates of a request.
 
     `wanted` is True if the client requested the trace. `changes` then compares its images.
+    `receive_ms` is how long the body took to arrive.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Tracer:
         prepared: Sequence[PreparedRequest],
         wanted: bool,
         changes: ImageChanges | None = None,
+        receive_ms: float = 0.0,
     ) -> None:
         self.wanted = wanted
+        self._receive_ms = receive_ms
         self._prepared = prepared[0]
         self._changes = changes
         self._arrival = self._prepared.request.arrival
@@ -132,6 +135,9 @@ class Tracer:
             if found.decode_ms:
                 begun = found.decoded - found.decode_ms / 1e3
                 yield Leg("image.decode", begun, found.decoded, {"place": place})
+            if found.ship_ms:
+                begun = found.shipped - found.ship_ms / 1e3
+                yield Leg("image.ship", begun, found.shipped, {"place": place})
             if found.encode_ms:
                 begun = found.encoded - found.encode_ms / 1e3
                 cost: Mapping[str, Figure] = {"place": place, "tokens": image.image.num_tokens}
@@ -180,7 +186,10 @@ class Tracer:
         moments = (self._ready, self._admitted or first, first, now)
         return Trace(
             images,
-            RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)),
+            RequestTimes(
+                *(round((moment - self._arrival) * 1e3, 3) for moment in moments),
+                round(self._receive_ms, 3),
+            ),
             self._prompt,
             self._prepared.ignored or UNSET,
             video_traces(self._found, opened, places) or UNSET,

@@ -28,6 +28,10 @@ class MemoryBudget(Protocol):
         """
         ...
 
+    async def settle(self, tenant: str) -> None:
+        """Take note whose request this is."""
+        ...
+
     def sent(self, tenant: str, name: str) -> bytes | None:
         """Return bytes that the tenant has sent before, by the name of their digest, if they are
         still stored.
@@ -39,6 +43,9 @@ class Boundless:
     """A `MemoryBudget` without a limit."""
 
     def reserve(self, nbytes: int) -> None:
+        pass
+
+    async def settle(self, tenant: str) -> None:
         pass
 
     def sent(self, tenant: str, name: str) -> bytes | None:  # noqa: ARG002 - nothing is kept

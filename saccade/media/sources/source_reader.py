@@ -182,6 +182,10 @@ class SourceReader:
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         return self._encoded.setdefault(name, EncodedBytes(data, name))
 
+    def is_known(self, name: bytes, tenant: str) -> bool:
+        """Return True for bytes of a request in flight, and if the tenant's header of them is."""
+        return name in self._encoded or self._seen.get(name, tenant) is not None
+
     def held_page(self, page: EncodedBytes) -> EncodedBytes:
         """Return the `EncodedBytes` that a request in flight has of the same page, if any."""
         return self._encoded.setdefault(page.digest, page) if page.data else page

@@ -73,6 +73,7 @@ class Job:
     running: bool = False
     overtaken: int = 0  # how many jobs were started before this one, which waited for memory
     ms: float = 0.0  # decoding time, once the job has finished
+    ended: float = 0.0  # `time.monotonic()` when it finished
     frame: int | None = None  # index of the frame in a video
     tenant: str = ""
     region: Box | None = None  # the part of the upright image to resize

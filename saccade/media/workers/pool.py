@@ -12,12 +12,13 @@ frame, or the two frames of a video that one canvas holds.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from signal import SIGKILL
-from typing import Any
+from typing import Any, Protocol
 
 from saccade.core.arena import Arena
 from saccade.core.errors import EngineUnavailable, ImageError
@@ -145,6 +146,15 @@ class DecodePool:
         for work in (*running, *self._waiting.values()):
             work.done.cancel()
 
+    def settle(self, unsettled: str, tenant: str) -> None:
+        """Assign workers that hold bytes of an unsettled tenant to `tenant`."""
+        self.headers.slots.settle(unsettled, tenant)
+        self._decoders.settle(unsettled, tenant)
+
+    def check_refused(self, tenant: str, digest: bytes) -> None:
+        """Raise ImageError for bytes that have crashed a worker."""
+        self._refused.check(tenant, digest)
+
     # ---- called by the front
 
     async def decode(self, job: Job, offset: int = TO_FRONT) -> bytes:
@@ -242,7 +252,7 @@ class DecodePool:
                     answer = await self._order(slot, batch)
                 error = None if answer.reason is None else answer.reason.text
                 for work in works:
-                    work.job.ms = answer.ms
+                    work.job.ms, work.job.ended = answer.ms, time.monotonic()
         except TimeoutError:
             cpu = await self._decoders.kill(slot)
             error = self._late(batch, cpu) if batch.wanted else None
@@ -345,11 +355,22 @@ class DecodePool:
                 work.done.set_result(None)
 
 
+class EarlyPixels(Protocol):
+    """An image whose decode was started before the engine asked for it."""
+
+    async def write_to(self, target: memoryview, job: Job) -> bool:
+        """Wait for the pixels of `job`, and write them. Returns False if there are none."""
+        ...
+
+
 class Decoders:
     """Runs at most one decode per image key at a time, on a pool of image workers."""
 
-    def __init__(self, pool: DecodePool, metrics: Metrics) -> None:
+    def __init__(self, pool: DecodePool, arena: Arena, metrics: Metrics) -> None:
         self.pool = pool
+        self.early: dict[tuple[str, bytes], EarlyPixels] = {}
+        """By the name of their jobs."""
+        self._arena = arena
         self._metrics = metrics
         self._tasks: dict[ImageKey, asyncio.Task[None]] = {}
 
@@ -372,7 +393,11 @@ class Decoders:
 
     async def _decode_all(self, jobs: Sequence[Job], offset: int) -> None:
         if len(jobs) == 1:
-            await self.pool.decode(jobs[0], offset)
+            (job,) = jobs
+            target = self._arena.flat(offset, 3 * prod(job.recipe.canvas))
+            early = self.early.get(job.name)
+            if early is None or not await early.write_to(target, job):
+                await self.pool.decode(job, offset)
             return
         works = []
         for job in jobs:

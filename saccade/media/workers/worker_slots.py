@@ -72,6 +72,11 @@ SLACK_BYTES = 128 * MIB
 PAGE_BYTES = 4096
 INLINE_BYTES = 1 << 20
 """Up to this many bytes are copied on the event loop, more on a thread."""
+UNSETTLED = "\0"
+"""Separates the probable tenant of bytes whose request has not been read completely from a number.
+A worker of the probable tenant may read such bytes, since its results are used only once the tenant
+is known. Until then it reads no other bytes.
+"""
 KEPT_INBOX_BYTES = 64 << 20
 """An inbox that grew larger than this is emptied after the order."""
 
@@ -223,10 +228,11 @@ class WorkerSlots:
         the least recently used. Returns `None` if all are busy or the workers are not ready. Check
         `has_worker` first.
         """
+        own = tenant, tenant.partition(UNSETTLED)[0]
 
         def cost(slot: WorkerSlot) -> tuple[bool, bool, bool, int]:
             reserved = slot is self._reserved
-            return slot.tenant != tenant, reserved, slot.tenant is not None, slot.turn
+            return slot.tenant not in own, reserved, slot.tenant is not None, slot.turn
 
         slots = self._slots if self._channel is not None else ()
         return min([slot for slot in slots if not slot.busy], key=cost, default=None)
@@ -268,7 +274,7 @@ class WorkerSlots:
         slot.begin_order(self._life)
         self._turns += 1
         slot.turn = self._turns
-        used = slot.tenant not in (None, tenant)
+        used = slot.tenant not in (None, tenant, tenant.partition(UNSETTLED)[0])
         if used or not slot.forked:
             self.send(slot, ReplaceWorker(slot.number, slot.serial))
             assert isinstance(await slot.answer(), WorkerReplaced)
@@ -283,6 +289,12 @@ class WorkerSlots:
             raise EngineUnavailable(
                 f"it could not be sent to an image worker: {error.strerror}"
             ) from error
+
+    def settle(self, unsettled: str, tenant: str) -> None:
+        """Take the bytes of an unsettled tenant for `tenant`'s."""
+        for slot in self._slots:
+            if slot.tenant == unsettled:
+                slot.tenant = tenant
 
     def send(self, slot: WorkerSlot, order: Order) -> None:
         """Send the order to the slot's worker. Raises WorkerLost if the supervisor has exited."""

@@ -52,7 +52,8 @@ class _Messages:
     handler: RequestHandler
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.handler.admission.admit(scope, receive) as (body, held):
+        reading = self.handler.admission.admit(scope, receive, self.handler.receive_chat)
+        async with reading as (body, held):
             asked = await self.handler.read_body(read_message, body)
             model, _ = self.handler.model_of(asked.reply.model)
             requests = asked.requests

@@ -31,7 +31,7 @@ from saccade.api.stream import AnswerContext
 from saccade.core.client import Client
 from saccade.core.errors import Cancelled, InvalidRequest, NotFound, RequestError
 from saccade.core.types import CacheMiss, SamplingParams
-from saccade.edge.body import BufferedBody, while_connected
+from saccade.edge.body import BufferedBody, ReadBody, read_json, while_connected
 from saccade.edge.headers import client_of
 from saccade.front.answer_update import AnswerUpdate, Finish
 from saccade.front.fields import unsupported
@@ -208,7 +208,7 @@ class _Responses:
         self._running: dict[tuple[str, str], Running] = {}  # by client and response ID
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._asked(scope, receive) as (found, held):
+        async with self._asked(scope, receive, self._handler.receive_chat) as (found, held):
             await while_connected(receive, self._answer(send, found, held))
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,10 +226,10 @@ class _Responses:
 
     @asynccontextmanager
     async def _asked(
-        self, scope: Scope, receive: Receive
+        self, scope: Scope, receive: Receive, read_body: ReadBody = read_json
     ) -> AsyncIterator[tuple[ResponseAsked, BufferedBody]]:
         """Read a request, and reserve its memory."""
-        async with self._handler.admission.admit(scope, receive) as (body, held):
+        async with self._handler.admission.admit(scope, receive, read_body) as (body, held):
             reader = partial(read_responses, refuse_tools=self._refuse_tools)
             inquiry = await self._handler.read_body(reader, body)
             before = self._before(inquiry.request, held.client)

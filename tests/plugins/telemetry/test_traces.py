@@ -94,6 +94,7 @@ def test_a_span_for_each_stage_under_the_clients_own(
         "image.fetch",
         "image.digest",
         "image.decode",
+        "image.ship",
         "image.encode",
         "queue",
         "prefill",

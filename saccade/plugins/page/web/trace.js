@@ -146,7 +146,7 @@ function groupRow({ place, found, note }, name) {
 function row(image, known) {
   const { size, resized, ms } = image;
   const [found, meaning] = FOUND[image.found] ?? [image.found, ""];
-  const spent = ["fetch", "digest", "decode", "wait", "encode"]
+  const spent = ["fetch", "digest", "decode", "ship", "wait", "encode"]
     .filter((stage) => ms[stage] >= 0.01)
     .map((stage) => `${stage} ${milliseconds(ms[stage])}`);
   const missed = Object.entries(image.missed)

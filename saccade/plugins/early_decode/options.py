@@ -1,0 +1,22 @@
+"""The option of early decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from saccade.core.options import ServeOptions
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyDecodeOptions:
+    """Work on images before a request has arrived."""
+
+    needs_server: ClassVar[bool] = True
+    early_decode: bool = False
+    """Decode a new image of a chat as soon as its bytes are here, while the rest of the body
+    arrives. Images of clients that send cache_salt, or bounds on pixels, are decoded later."""
+
+
+def is_enabled(options: ServeOptions) -> bool:
+    return options.role != "encode" and options.of(EarlyDecodeOptions).early_decode
