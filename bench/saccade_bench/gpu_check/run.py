@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -139,13 +140,13 @@ class StageRunner:
     def _carry_out(self, command: Sequence[str], seconds: float, outcome: Outcome) -> None:
         began = time.monotonic()
         path = self.out / f"{outcome.name}.log"
-        with path.open("w") as log:
+        with path.open("w") as log, scratch_folder() as scratch:
             try:
                 process = subprocess.Popen(
                     command,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=self._environment,
+                    env=self._environment | {"TMPDIR": scratch},
                     cwd=ROOT,
                     start_new_session=True,
                 )
@@ -168,6 +169,13 @@ class StageRunner:
         for folder, name in ((self.out, "OUT"), (ROOT, "."), (sys.prefix, "PYTHON")):
             text = text.replace(str(folder), name)
         return text
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for the temporary files of a stage, which may be killed before it removes
+    them.
+    """
+    return tempfile.TemporaryDirectory(prefix="saccade-stage-", ignore_cleanup_errors=True)
 
 
 def describe_status(code: int) -> str:

@@ -131,7 +131,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         code: str, limit: float = 60.0, runner: StageRunner | None = None, name: str = "work"
     ) -> Outcome:
         head = """
-            import os, signal, subprocess, sys, time
+            import os, signal, subprocess, sys, tempfile, time
             from pathlib import Path
             from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
             args = stage_arguments("")
@@ -174,10 +174,12 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(run: Run, tmp_
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", {deaf!r} + "time.sleep(60)"])
 Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+Path({str(tmp_path / "folder")!r}).write_text(tempfile.mkdtemp())
 time.sleep(60)
 """,
         limit=3.0,
     )
+    assert not Path((tmp_path / "folder").read_text()).exists()
     assert outcome.status == "timed out" and outcome.seconds < 30
     assert [figure.metric for figure in outcome.figures] == ["speed"]
     child = Path("/proc") / (tmp_path / "child").read_text()

@@ -182,12 +182,18 @@ class Tracer:
         ]
         now = time.monotonic()
         first = now if self._first is None else self._first
-        # A request that was never started counts as waiting until the end.
-        moments = (self._ready, self._admitted or first, first, now)
+        admitted = self._admitted or first  # one that was never started has waited until the end
+
+        def ms_until(moment: float) -> float:
+            return round((moment - self._arrival) * 1e3, 3)
+
         return Trace(
             images,
             RequestTimes(
-                *(round((moment - self._arrival) * 1e3, 3) for moment in moments),
+                ms_until(self._ready),
+                ms_until(admitted),
+                ms_until(first),
+                ms_until(now),
                 round(self._receive_ms, 3),
             ),
             self._prompt,
