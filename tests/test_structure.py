@@ -523,6 +523,23 @@ def test_every_file_that_the_plan_names_exists() -> None:
     assert missing_files(text) == ["core/gone.py", "attic/", "gone.py"]
 
 
+def missing_modules(sources: Sequence[Source]) -> list[str]:
+    """Modules that docstrings and comments name by a path, and that do not exist."""
+    there = {"/".join(source.path.parts[-count:]) for source in FILES for count in range(1, 7)}
+    return [
+        f"{source.name}: {name}"
+        for source in sources
+        for name in re.findall(r"`((?:\w+/)+\w+\.py)`", source.text)
+        if name not in there and not (ROOT / name).exists() and not name.startswith("vllm/")
+    ]
+
+
+def test_every_module_that_a_docstring_names_exists() -> None:
+    assert not missing_modules(FILES)
+    text = '"""See `core/plan.py`, `core/gone.py` and `vllm/envs.py`."""'
+    assert missing_modules(planted("core/a.py", text)) == ["saccade/core/a.py: core/gone.py"]
+
+
 LOOKING_UP = ("core.decoders", "tools.send_once")
 """The second imports nothing of ours, and nothing else decodes its classes."""
 LOOKS_UP = re.compile(

@@ -69,7 +69,8 @@ class DeltaInputs:
 
 
 class Recurrence(Protocol):
-    """Linear attention by the gated delta rule (`kernels/delta.py`), or only a short convolution.
+    """Linear attention by the gated delta rule (`kernels/reference/delta.py`), or only a short
+    convolution.
 
     Updates each sequence's state.
     """

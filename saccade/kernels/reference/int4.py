@@ -1,7 +1,7 @@
 """4-bit matrices (AWQ, GPTQ, compressed-tensors' pack-quantized): packing, and matmuls in plain
 PyTorch. Backends' kernels read the packed format.
 
-`runtime/packed.py` reads the formats of checkpoints.
+`plugins/quantized/packed.py` reads the formats of checkpoints.
 """
 
 from __future__ import annotations

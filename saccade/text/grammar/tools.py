@@ -1,5 +1,5 @@
 """A request's tools: OpenAI's `tools` and `tool_choice`, their limits, and how chat templates get
-them. `tool_grammar.py` converts a choice to a grammar.
+them. `plugins/grammar/tool_choice.py` converts a choice to a grammar.
 """
 
 from __future__ import annotations
