@@ -87,14 +87,14 @@ HEADINGS = {
     "edge": "Connections",
     "answers": "Answers",
 }
-"""Headings of the groups of `ServeOptions` in --help. A plugin's group has the plugin's name."""
+"""Headings of the `ServeOptions` groups in --help. The heading of a plugin's group is its name."""
 OWN = [(name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS]
 
 
 def is_plain(arguments: Sequence[str], environment: Iterable[str]) -> bool:
-    """Return True for `serve` with options of the core alone, each a number, a text or a switch.
+    """Return True for `serve` with only options of the core that are numbers, texts or switches.
 
-    Other servers write some choices and lists differently.
+    All others may belong to a plugin, or have another spelling in other servers.
     """
     kinds = [kind for _, kind, _ in OWN]
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
@@ -108,7 +108,7 @@ def is_plain(arguments: Sequence[str], environment: Iterable[str]) -> bool:
 
 
 PLAIN = is_plain(sys.argv[1:], os.environ)
-"""True if neither plugins' options, nor other servers', nor other commands are asked for."""
+"""True if options of plugins and of other servers, and other commands, need not be imported."""
 GROUPS = [*OWN]
 if not PLAIN:
     from saccade.tools.brought import join

@@ -1,4 +1,4 @@
-"""The socket for embeddings from elsewhere, of images that are then not decoded or encoded here."""
+"""The interface for image embeddings from other servers, which save decoding and encoding here."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ from saccade.media.opened import OpenedImage
 
 @dataclass(frozen=True, slots=True)
 class EncoderOutcome:
-    """The end of a question. `outcome` is "embedding", or the reason for failure. `ms` is the whole
-    time, including `encode_ms` in the encoder's tower.
-    """
+    """The result of requesting an embedding."""
 
-    outcome: str
-    ms: float = 0.0
-    encode_ms: float = 0.0
+    outcome: str  # "embedding", or the kind of failure
+    ms: float = 0.0  # duration of the request, including `encode_ms`
+    encode_ms: float = 0.0  # duration in the encoder server's vision encoder
 
 
 class EmbeddingSource(Protocol):
-    """Gives embeddings of held images. After any failure this server encodes the image itself."""
+    """Requests embeddings of held images. If a request fails, this server encodes the image."""
 
     def trust(self, tower: Tower) -> None:
-        """Take only embeddings made by this tower. Nothing is asked before."""
+        """Accept only embeddings of this vision encoder. Nothing is requested before this call."""
 
     def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
-        """Return True if an embedding may be asked for and fits the slot."""
+        """Return True if embeddings can be requested, and one of `num_tokens` fits in the slot."""
         ...
 
     async def encode_image(self, opened: OpenedImage, slot: PixelSlot) -> EncoderOutcome:
-        """Have a held image's embedding written into `slot`. Writes end with the call.
-
-        Raises CancelledError after `call_off`.
+        """Request a held image's embedding, and write it into `slot`. Nothing is written after the
+        call returns. Raises CancelledError after `call_off`.
         """
         ...
 
     def call_off(self, key: ImageKey) -> None:
-        """Cancel the question for an image."""
+        """Cancel the request for an image."""
 
     async def close(self) -> None:
-        """End every question and every connection."""
+        """Cancel every request, and close every connection."""

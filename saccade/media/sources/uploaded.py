@@ -1,4 +1,4 @@
-"""The socket for uploaded files, which requests name by id or by digest."""
+"""The interface for uploaded files, to which requests refer by id or by digest."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from typing import Protocol
 
 
 class Upload(Protocol):
-    """One upload."""
+    """An uploaded file."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def digest(self) -> bytes:
-        """Return the blake3 hash of the content."""
+        """The blake3 hash of the content."""
         ...
 
 
 class UploadedFiles(Protocol):
-    """The files that clients have uploaded. `owner` is the name of a client's key."""
+    """All uploaded files. `owner` is the name of a client's API key."""
 
     async def find(self, id: str, owner: str = "") -> Upload:
-        """Return an owner's upload. Raises NotFound."""
+        """Return the upload with this id. Raises NotFound, also for another owner's."""
         ...
 
     async def find_content(self, name: str, owner: str = "") -> str | None:
-        """Return the id of an owner's upload of the content named "blake3-DIGEST"."""
+        """Return the id of an upload with the content named "blake3-DIGEST", or None."""
         ...
 
     async def read(self, id: str, owner: str = "") -> bytes:
-        """Return the content of an owner's upload. Raises NotFound."""
+        """Return the content of an upload. Raises NotFound."""
         ...
 
     def close(self) -> None:
-        """End the threads that read and write."""
+        """Stop the threads that read and write files."""

@@ -1,9 +1,9 @@
-"""New images decoded while their bodies arrive, one at a time for each body, the newest first.
+"""Decodes new images while the rest of their body arrives: one at a time per body, newest first.
 
-What is started counts only once the body was read, and belongs to its tenant. Until then nothing of
-it is known to others: image workers that have the bytes read no other's. The engine asks for pixels
-as ever, and gets those that are there. An early decode never fails a request: without its pixels,
-the image is decoded when the engine asks.
+The tenant of an image may depend on fields that have not arrived yet. Until the body has been read,
+the results are therefore not visible to any request, and an image worker that has the bytes reads
+no others. The engine requests pixels as usual, and gets those that are ready. An early decode never
+fails a request: without its pixels, the image is decoded when the engine requests it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from saccade.media.workers.worker_slots import UNSETTLED
 from saccade.plugins.early_decode.image_finder import ImageFinder, Text
 
 MAX_WAITING = 4
-"""Images of a body that wait for the one before. Older ones are decoded when the engine asks."""
+"""Maximum images of a body in the queue. Older ones are decoded when the engine requests them."""
 MAX_UNUSED, UNUSED_SECONDS = 3, 600.0
-"""Bodies in a row whose early decodes were in vain, after which a client gets none for so long."""
+"""If early decodes were unused in this many bodies in a row, a client gets none for this time."""
 MAX_CLIENTS = MAX_FINGERPRINTS = 1 << 12
 SAMPLES, SAMPLE_BYTES = 16, 32
-"""Of a text, what its fingerprint covers beside its length."""
+"""How many samples of a text its fingerprint contains, and their size. It also has the length."""
 
 _numbers = itertools.count()
 
 
 class EarlyDecodes:
-    """Watches the bodies of one server."""
+    """Creates a watcher for each body of a server."""
 
     def __init__(self, front: RequestManager) -> None:
         self.media = front.intake.media
@@ -56,16 +56,15 @@ class EarlyDecodes:
         """By a client's key and address: bodies in a row."""
 
     def __call__(self, body: BufferedBody) -> ArrivingBody | None:
-        """Return a watcher for a body, unless its client's images are not decoded early."""
+        """Return a watcher for the body, or None if the client's images are not decoded early."""
         unused = self._unused.get(_name(body.client), 0)
         if not self.media.spec.sees_images or unused >= MAX_UNUSED:
             return None
         return ArrivingBody(self, body)
 
     def is_new(self, client: Client, text: Text) -> bool:
-        """Return False if an image like this one has arrived before.
-
-        Most images of a chat have. They cost a look at some of their bytes.
+        """Return False if the client has probably sent this image before, as with most images of a
+        chat. This reads only samples of the text.
         """
         name = blake3(repr((_name(client), _fingerprint(text))).encode()).digest()
         if name in self._fingerprints:
@@ -74,18 +73,18 @@ class EarlyDecodes:
         return True
 
     def count_use(self, client: Client, used: bool) -> None:
-        """Count a body with early decodes, and whether any was of use."""
+        """Count a body with early decodes. `used` is True if at least one of them was used."""
         unused = 0 if used else self._unused.get(_name(client), 0) + 1
         self._unused[_name(client)] = unused
         self.metrics.inc("saccade_early_decodes_unused_total", not used)
 
 
 class EarlyImage:
-    """One image, and its decode. `used`: its pixels went to the engine."""
+    """One image, and its decode. `used` is True once the engine has its pixels."""
 
     def __init__(self, body: ArrivingBody, data: bytes, name: bytes) -> None:
         self.digest = name
-        self.nbytes = len(data)  # buffered for it now
+        self.nbytes = len(data)  # currently buffered
         self.used = False
         self.probe: asyncio.Future[Probe | None] = asyncio.get_running_loop().create_future()
         self._body = body
@@ -95,7 +94,7 @@ class EarlyImage:
         self.task.add_done_callback(self._end)
 
     async def _decode(self, data: bytes) -> None:
-        """Read the header, and decode the image as a chat without wishes shows it."""
+        """Read the header, and decode the image as for a chat without image options."""
         server = self._body.server
         media, pool = server.media, server.media.decoders.pool
         with suppress(RequestError):
@@ -123,12 +122,12 @@ class EarlyImage:
         self._body.count()
 
     def settle(self, tenant: str) -> None:
-        """Take a decode that waits for the tenant's."""
+        """Assign a queued decode to the tenant."""
         if self._job is not None and not self._job.running:
             self._job.tenant = tenant
 
     async def write_to(self, target: memoryview, job: Job) -> bool:
-        """Answer `EarlyPixels`."""
+        """Implement `EarlyPixels.write_to`."""
         early = self._job
         if early is None or (job.recipe, job.region, job.frame) != (early.recipe, None, None):
             return False
@@ -143,7 +142,7 @@ class EarlyImage:
         return True
 
     def release(self) -> None:
-        """Drop the pixels, and what is still being done for them."""
+        """Drop the pixels, and cancel a decode in progress."""
         self.task.cancel()
         self._pixels = b""
         self.nbytes = 0
@@ -151,7 +150,7 @@ class EarlyImage:
 
 
 class ArrivingBody:
-    """Answers `BodyWatcher` for one body."""
+    """The `BodyWatcher` of one body."""
 
     def __init__(self, server: EarlyDecodes, body: BufferedBody) -> None:
         self.server = server
@@ -167,7 +166,7 @@ class ArrivingBody:
         self._tenant: str | None = None  # once settled
 
     def feed(self, chunk: bytes) -> None:
-        """Start on the newest of the images that these bytes complete."""
+        """Queue the images that these bytes complete, and start decoding the newest one."""
         for text in self._finder.feed(chunk):
             if self.server.is_new(self._client, text):
                 self._waiting.append(text)
@@ -177,7 +176,7 @@ class ArrivingBody:
             self._task.add_done_callback(self.server.running.discard)
 
     def end_body(self) -> None:
-        """Leave only the newest image waiting: the others are opened with the request."""
+        """Keep only the newest image in the queue. The others are opened with the request."""
         while len(self._waiting) > 1:
             self._waiting.popleft()
 
@@ -189,8 +188,8 @@ class ArrivingBody:
                 await self._start(text)
 
     async def _start(self, text: Text) -> None:
-        """Name an image, and decode it unless its tenant has sent it before. Raises ValueError for
-        what is not base64.
+        """Hash an image, and decode it unless its tenant has sent it before. Raises ValueError if
+        the text is not base64.
         """
         reader = self.server.media.reader
         nbytes = sum(map(len, text))
@@ -211,11 +210,11 @@ class ArrivingBody:
         return sum(image.nbytes for image in self._images.values())
 
     def count(self) -> None:
-        """Count the bytes of images and pixels. Raises as `BufferedBody.check` for more."""
+        """Count the bytes of images and pixels. Raises as `BufferedBody.check` does."""
         self._share.resize(self._num_buffered)
 
     async def settle(self, tenant: str) -> None:
-        """Answer `BodyWatcher`: take headers and pixels for the tenant's, or drop them."""
+        """Assign headers and pixels to the tenant, or drop them if it is not the probable one."""
         if self._tenant is not None:
             return
         self._tenant = tenant
@@ -234,7 +233,7 @@ class ArrivingBody:
         media.decoders.pool.settle(unsettled, tenant)
 
     def close(self) -> None:
-        """Answer `BodyWatcher`."""
+        """Release everything that was not used."""
         self._waiting.clear()
         images, self._images = self._images, {}
         early = self.server.media.decoders.early

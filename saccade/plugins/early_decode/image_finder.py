@@ -1,7 +1,7 @@
-"""Finds images in a JSON body while it arrives, without reading the JSON.
+"""Finds images in a JSON body while it arrives, without parsing the JSON.
 
-An image is a long string in base64 that a data: URL or a field `data` holds, wherever it is. Bytes
-are looked at once and not copied: within an image, only its closing quote is searched for.
+An image is a long base64 string in a data: URL or in a field `data`, at any place of the body. Each
+byte is scanned once and not copied. Within an image, only the closing quote is searched for.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 
 MIN_TEXT = 1 << 16
-"""Characters of an image worth an early decode: smaller ones take a millisecond."""
+"""Minimum characters of an image for an early decode. Decoding a smaller one takes about 1 ms."""
 MAX_SHORT = 1 << 10
-"""Shorter strings that are looked at in a body, after which no image is searched for."""
+"""After this many shorter strings, the rest of the body is not scanned."""
 _START = re.compile(rb'"data(?::image/[a-z.+-]{1,20};base64,|"\s{0,4}:\s{0,4}")')
 _MAX_START = 48
 
@@ -21,10 +21,10 @@ Text = list[memoryview]
 
 
 class ImageFinder:
-    """The images of one body."""
+    """Scans one body."""
 
     def __init__(self) -> None:
-        self._tail = b""  # may have the start of a start
+        self._tail = b""  # the last bytes, in case an image's prefix is split between two chunks
         self._text: Text | None = None  # of the image that is arriving
         self._num_short = 0
 

@@ -1,4 +1,4 @@
-"""The option of early decoding."""
+"""The option for early decoding."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class EarlyDecodeOptions:
 
     needs_server: ClassVar[bool] = True
     early_decode: bool = False
-    """Decode a new image of a chat as soon as its bytes are here, while the rest of the body
-    arrives. Images of clients that send cache_salt, or bounds on pixels, are decoded later."""
+    """Decode a new image of a chat as soon as its bytes have arrived, while the rest of the body
+    is received. Requests with cache_salt, or with limits on pixels, do not benefit."""
 
 
 def is_enabled(options: ServeOptions) -> bool:

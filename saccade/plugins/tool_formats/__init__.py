@@ -1,4 +1,4 @@
-"""Tool calls as models other than Qwen-VL write them."""
+"""Tool-call formats of models other than Qwen-VL."""
 
 from saccade.plugin import Plugin
 

@@ -1,4 +1,4 @@
-"""The tool formats of Qwen-VL, as data. Their code is imported once an answer may have calls."""
+"""Qwen-VL's tool-call formats. Their code is imported when an answer may contain calls."""
 
 from saccade.text.answer.tool_format import CLOSE, OPEN, ToolFormat
 
