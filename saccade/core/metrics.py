@@ -157,7 +157,7 @@ DECLARED: tuple[Metric, ...] = (
     Metric(
         "saccade_early_decodes_total",
         "counter",
-        "Image decodes started before the request had arrived (--early-decode)",
+        "Image decodes started before the request had arrived (--tune early_decode=true)",
     ),
     Metric(
         "saccade_early_decodes_unused_total",

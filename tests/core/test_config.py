@@ -288,7 +288,9 @@ def test_prompts_are_paced_on_a_gpu_unless_a_chunk_is_given(spec: FamilySpec) ->
 def test_serve_has_few_options() -> None:
     every = sum(len(fields(kind)) for kind in SERVE_OPTIONS) - len(tuning_values(SERVE_OPTIONS))
     assert every + len(("--tune",)) <= 62
-    assert len(tuning_values(SERVE_OPTIONS)) <= 32  # four are for benchmarks alone
+    assert (
+        len(tuning_values(SERVE_OPTIONS)) <= 33
+    )  # four are for benchmarks alone, and early_decode until a GPU has run it
 
 
 WHOLE = tuple(size for size in VIT_GRAPH_SIZES if size <= 2048)

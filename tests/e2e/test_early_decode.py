@@ -1,5 +1,5 @@
-"""A server with --early-decode has decoded an image before its request is here, and answers as one
-without.
+"""A server with early_decode=true has decoded an image before its request is here, and answers as
+one without.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_an_image_is_decoded_while_its_request_arrives(tmp_path: Path) -> None:
         for shown in (1, 2, 3)
     ]
     answers = []
-    for name, options in (("early", ["--early-decode"]), ("late", [])):
+    for name, options in (("early", ["--tune", "early_decode=true"]), ("late", [])):
         (tmp_path / name).mkdir()
         with serving("demo", tmp_path / name, *options) as server:
             texts = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from saccade.core.options import ServeOptions
+from saccade.core.tuning import tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +14,11 @@ class EarlyDecodeOptions:
     """Work on images before a request has arrived."""
 
     needs_server: ClassVar[bool] = True
-    early_decode: bool = False
-    """Decode a new image of a chat as soon as its bytes have arrived, while the rest of the body
-    is received. Requests with cache_salt, or with limits on pixels, do not benefit."""
+    early_decode: bool = tuned(
+        False,
+        "Decode a new image of a chat as soon as its bytes have arrived, while the rest of the "
+        "body is received.",
+    )
 
 
 def is_enabled(options: ServeOptions) -> bool:

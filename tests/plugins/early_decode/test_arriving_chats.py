@@ -1,5 +1,5 @@
-"""A server with --early-decode: what is counted before a body's last byte is here, in each API, and
-that answers, errors and what stays are as without.
+"""A server with early_decode=true: what is counted before a body's last byte is here, in each API,
+and that answers, errors and what stays are as without.
 """
 
 from __future__ import annotations
