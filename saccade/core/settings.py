@@ -326,8 +326,9 @@ class QuantizationSettings(SharedOptions):
     them (4 bits on a cpu need another format than float32). Other checkpoints have the data type of
     --dtype. int8 and int4 (on a cpu) quantise the matrices at load and round activations to 8 bits.
     int8 takes half the memory of 16 bits and about 0.6 of the time of a decode step, for a little
-    accuracy. int4 needs the extra cpu. It takes 0.3 and 0.5, costs a small model much accuracy, and
-    keeps the head in 8 bits. none: keep everything in the data type of --dtype.
+    accuracy. int4 needs the extra cpu. It takes 0.3 of the memory and 0.5 of the time, costs a
+    small model much accuracy, and keeps the head in 8 bits. none: keep everything in the data type
+    of --dtype.
     """
     quantization_tower: TowerQuantization = "none"
     """Bits of the vision encoder's matrices (on a cpu). int8 quantises them at load and rounds

@@ -119,7 +119,8 @@ class AdapterRegistry:
             )
         if name in self._named or name in self._busy:
             raise InvalidRequest(
-                f"lora_name: {name!r} is loaded: unload it first, or choose another name",
+                f"lora_name: {name!r} is loaded or being loaded: unload it first, or choose "
+                "another name",
                 "lora_name",
             )
         if not Path(folder).is_absolute() or "\0" in folder:

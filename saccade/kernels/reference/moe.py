@@ -94,9 +94,8 @@ def expert_mlp(
     product: Callable[[torch.Tensor, Matrix], torch.Tensor],
     gate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Sum `share * down(gate(up))` over the experts of each row of x [T, H] -> [T, H].
-
-    shares: [T, K].
+    """Return [T, H]: for each row of x [T, H], the sum of its experts' outputs, weighted by
+    `shares` [T, K], the routing weights. Only the experts in `visits`, those of this rank, count.
     """
     order = visits.order
     if not order:

@@ -176,7 +176,7 @@ class ArrivingBody:
             self._task.add_done_callback(self.server.running.discard)
 
     def end_body(self) -> None:
-        """Keep only the newest image in the queue. The others are opened with the request."""
+        """Keep only the newest image in the queue. The engine requests the others later."""
         while len(self._waiting) > 1:
             self._waiting.popleft()
 

@@ -2,7 +2,8 @@
 a list of their paths.
 
 All other code reads it like any checkpoint. It is in the user's cache, and its name is a hash of
-its contents, so that it is reused. Also selects the files in a directory or a Hub repository.
+its contents, so that it is reused. This module also chooses which GGUF files of a directory or a
+Hub repository are the language model and the vision encoder.
 """
 
 from __future__ import annotations

@@ -61,13 +61,17 @@ def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> 
 
 
 def patch_matrix(tensor: TensorInfo) -> Made:
-    """Return a patch embedding with interleaved colours."""
+    """Return a patch embedding as a matrix [out, height * width * 3], in which the three colours
+    of a pixel are adjacent.
+    """
     shape = (tensor.shape[0], math.prod(tensor.shape[1:]))
     return Made((tensor,), shape, 0, "colours last")
 
 
 def from_pairs(heads: int, size: int) -> Heads:
-    """Return the order of heads that consist of two halves, and of pairs in llama.cpp."""
+    """Return the reordering from llama.cpp's pairs (2i, 2i + 1) within a head to pairs
+    (i, i + size / 2).
+    """
     return Heads(0, 0, 2, size // 2, 1, heads)
 
 

@@ -125,7 +125,7 @@ def _read_fp8(settings: Section) -> Quantization:
     block = settings.integers("weight_block_size")
     if len(block) != 2 or min(block) < 1:
         raise CheckpointError(
-            f"{settings.where}: weight_block_size must be rows and columns, not {list(block)}"
+            f"{settings.where}: weight_block_size must be two positive integers, not {list(block)}"
         )
     scheme = Scheme("F8_E4M3", (block[0], block[1]), "weight_scale_inv")
     ignored = _names(settings, "modules_to_not_convert")

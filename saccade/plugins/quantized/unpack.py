@@ -98,8 +98,9 @@ def restore_packed(numbers: Numbers, target: torch.Tensor) -> None:
 
 
 def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
-    """Concatenate several slices to one 4-bit matrix. Returns the matrix and "", or `None` and the
-    reason why that is not possible.
+    """Concatenate one rank's slices of several matrices along their outputs into one 4-bit matrix.
+
+    Returns the matrix and "", or `None` and the reason why that is not possible.
     """
     first = parts[0]
     group, inputs = first.group, first.values.shape[1]

@@ -68,7 +68,9 @@ def check_serve_options(options: Sequence[str]) -> None:
     for option in options:
         name = option.partition("=")[0]
         if name in ("--host", "--port"):
-            raise ConfigError(f"{name}: each server listens where its replica puts it")
+            raise ConfigError(
+                f"{name}: replicas choose it themselves. Set the public address before --"
+            )
         if name in ("--role", "--encoders"):
             raise ConfigError(
                 f"{name}: roles are the deployment's to give (saccade deploy ray --encoders N)"

@@ -94,9 +94,9 @@ class Edit:
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
         """Change the next token's logits. A ban is ignored if it would leave no token.
 
-        The order is vLLM's: first bans and biases, then penalties. The repetition penalty (Keskar
-        et al. 2019, CTRL) counts tokens of the prompt and the output. Presence and frequency
-        penalties are OpenAI's, and count tokens of the output.
+        The order is the same as in vLLM: first bans and biases, then penalties. The repetition
+        penalty (Keskar et al. 2019, CTRL) counts tokens of the prompt and the output. OpenAI's
+        presence and frequency penalties count tokens of the output.
         """
         if self.bans is not None and self.params.tokens_due(count):
             banned = row.index_select(0, self.bans)

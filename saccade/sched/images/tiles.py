@@ -77,7 +77,7 @@ class TileIndex:
         self._encoding: dict[TileHash, ImageKey] = {}
 
     def arrived(self, image: Image, digests: Collection[bytes]) -> None:
-        """Record the hashes of an image's tiles, as its pixels have arrived."""
+        """Record the hashes of an image's tiles, after its pixels have arrived."""
         key = image.key
         names = tuple((digest, key.settings, key.salt) for digest in digests)
         self._names[key] = TileHashes(image.grid, names)

@@ -132,7 +132,7 @@ class SplitRules:
 def longest_edge(size: Size, edge: int) -> Size:
     """Return a size whose longer edge is `edge`. The other one is in proportion, and even.
 
-    The arithmetic is transformers'.
+    The arithmetic is the same as in transformers.
     """
     height, width = size
     aspect = width / height
