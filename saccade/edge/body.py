@@ -240,7 +240,8 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
     """Read the whole body, of any content type. Raises as `pieces` does.
 
     Bytes are copied once, after the last one has arrived. A growing buffer would be moved whenever
-    the memory behind it is in use: seven times the bytes, if several bodies arrive at once.
+    the memory behind it is in use: seven times the bytes, if several bodies arrive at once. Copying
+    30 MiB takes tens of milliseconds, so the event loop does not do it.
     """
     arrived: list[bytes] = []
     async for piece in pieces(request, held, largest):
@@ -252,7 +253,8 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
             held.watcher.feed(piece)
     if held.watcher is not None:
         held.watcher.end_body()
-    return bytearray().join(arrived)
+    size = sum(map(len, arrived))
+    return await held.bodies.threads.run(size, partial(bytearray().join, arrived))
 
 
 async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
