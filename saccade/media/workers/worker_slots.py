@@ -228,11 +228,11 @@ class WorkerSlots:
         the least recently used. Returns `None` if all are busy or the workers are not ready. Check
         `has_worker` first.
         """
-        own = tenant, tenant.partition(UNSETTLED)[0]
+        readers = _readers_of(tenant)
 
         def cost(slot: WorkerSlot) -> tuple[bool, bool, bool, int]:
             reserved = slot is self._reserved
-            return slot.tenant not in own, reserved, slot.tenant is not None, slot.turn
+            return slot.tenant not in readers, reserved, slot.tenant is not None, slot.turn
 
         slots = self._slots if self._channel is not None else ()
         return min([slot for slot in slots if not slot.busy], key=cost, default=None)
@@ -274,7 +274,7 @@ class WorkerSlots:
         slot.begin_order(self._life)
         self._turns += 1
         slot.turn = self._turns
-        used = slot.tenant not in (None, tenant, tenant.partition(UNSETTLED)[0])
+        used = slot.tenant is not None and slot.tenant not in _readers_of(tenant)
         if used or not slot.forked:
             self.send(slot, ReplaceWorker(slot.number, slot.serial))
             assert isinstance(await slot.answer(), WorkerReplaced)
@@ -291,7 +291,7 @@ class WorkerSlots:
             ) from error
 
     def settle(self, unsettled: str, tenant: str) -> None:
-        """Take the bytes of an unsettled tenant for `tenant`'s."""
+        """Assign the bytes of an unsettled tenant to `tenant`."""
         for slot in self._slots:
             if slot.tenant == unsettled:
                 slot.tenant = tenant
@@ -401,6 +401,13 @@ class WorkerSlots:
         if isinstance(answer, Lost):
             self._metrics.inc("saccade_image_worker_restarts_total")
         self._slots[answer.worker].put_answer(answer)
+
+
+def _readers_of(tenant: str) -> tuple[str, str]:
+    """Return the tenants whose workers may read a tenant's bytes: itself, and the probable tenant
+    of an unsettled one.
+    """
+    return tenant, tenant.partition(UNSETTLED)[0]
 
 
 def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:
