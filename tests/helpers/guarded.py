@@ -1,7 +1,7 @@
-"""Memory with a page beside it that nobody may touch: a read or write beyond an array or a tensor
-ends the process. And a pytest plugin that gives tests only such memory, at the side that `SIDE` in
-the environment says: `-p tests.helpers.guarded`. It prints which machine code ran there, and hides
-the processor's flags that `HIDDEN` lists.
+"""Arrays and tensors next to a guard page: a read or write out of bounds ends the process. Also a
+pytest plugin that gives tests only such memory (`-p tests.helpers.guarded`). `SIDE` in the
+environment selects the side of the guard page. The plugin prints which machine code ran, and hides
+the CPU flags that `HIDDEN` lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from saccade.plugins.cpu import cpu_info, machine_code
 from saccade.plugins.cpu.kernel import LISTENERS, Kernel
 
 Side = Literal["begin", "end"]
-"""Where the page lies: before the first byte, or behind the last one."""
+"""The side of the guard page: before the first byte, or behind the last one."""
 SIDES: tuple[Side, ...] = ("begin", "end")
 SIDE = "SACCADE_TEST_GUARDED"
 PAGE = mmap.PAGESIZE
@@ -37,7 +37,7 @@ HIDDEN = "SACCADE_TEST_HIDDEN_FLAGS"
 
 
 def guarded_bytes(count: int, side: Side) -> npt.NDArray[np.uint8]:
-    """Return zeros that begin or end at a page that nobody may touch. Has pages at both sides, so
+    """Return zeros that begin or end at a guard page. Has pages at both sides, so
     that the other one is near, too.
     """
     pages = -(-count // PAGE)
@@ -65,7 +65,7 @@ def guarded_copy(array: npt.NDArray[Any], side: Side) -> npt.NDArray[Any]:
 
 
 class GuardedTensors(TorchDispatchMode):
-    """Moves the memory of every tensor that PyTorch makes beside a page that nobody may touch."""
+    """Moves the memory of every tensor that PyTorch creates next to a guard page."""
 
     def __init__(self, side: Side) -> None:
         super().__init__()

@@ -113,9 +113,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--kind", default="q8_0", choices=["f32", "f16", "bf16", "q8_0"])
     parser.add_argument("--pre", default="qwen2", help="llama.cpp's name of how text is cut")
-    told = parser.parse_args()
+    args = parser.parse_args()
     try:
-        print(convert(told.source, told.folder, told.out, told.kind, told.pre))
+        print(convert(args.source, args.folder, args.out, args.kind, args.pre))
     except subprocess.CalledProcessError as error:
         sys.exit(error.stderr)
 

@@ -59,8 +59,8 @@ def main() -> None:
     )
     parser.add_argument("small", type=Path)
     parser.add_argument("out", type=Path)
-    told = parser.parse_args()
-    print(f"{make(told.small, told.out) / 1e6:.0f} M parameters")
+    args = parser.parse_args()
+    print(f"{make(args.small, args.out) / 1e6:.0f} M parameters")
 
 
 if __name__ == "__main__":

@@ -262,13 +262,13 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--lines", type=int, default=1000, help="of each script")
     parser.add_argument("--only", nargs="*", default=list(REFERENCES), choices=list(REFERENCES))
-    told = parser.parse_args()
-    read = list(texts(told.lines))
+    args = parser.parse_args()
+    read = list(texts(args.lines))
     print("lines: " + ", ".join(f"{script} {len(lines)}" for script, lines in read))
     print("| vocabulary | beside | lines | differ | not the text again |\n|---|---|---|---|---|")
     differ = 0
-    for name in told.only:
-        file = vocabulary(told.source, name)
+    for name in args.only:
+        file = vocabulary(args.source, name)
         differ += compare(file, name, read) if file is not None else 0
     sys.exit(differ > 0)
 

@@ -1,4 +1,4 @@
-"""The commands behind published figures: understood as they stand, and run against a server."""
+"""The commands behind published figures: parsed unchanged, and run against a server."""
 
 from __future__ import annotations
 

@@ -125,22 +125,22 @@ def read_text(text: Any) -> TextFacts:
             f"{text.model_type} models are not served: their configuration has no "
             f"{missing[0]}, which is required for the KV cache"
         )
-    told, rope = Section("its language model", said), Section("its rope", ropes(said)[0])
-    heads, kv_heads = read_heads(told)
-    hidden, layers = told.count("hidden_size"), told.layers("num_hidden_layers")
-    if (context := told.count("max_position_embeddings")) > MAX_CONTEXT:
+    config, rope = Section("its language model", said), Section("its rope", ropes(said)[0])
+    heads, kv_heads = read_heads(config)
+    hidden, layers = config.count("hidden_size"), config.layers("num_hidden_layers")
+    if (context := config.count("max_position_embeddings")) > MAX_CONTEXT:
         raise CheckpointError(
-            f"{told.where}: max_position_embeddings must be at most {MAX_CONTEXT}, not {context}"
+            f"{config.where}: max_position_embeddings must be at most {MAX_CONTEXT}, not {context}"
         )
     long = rope.data.get("rope_type") == LONGROPE
     near = rope.count("original_max_position_embeddings") if long else None
     return TextFacts(
-        vocab_size=told.count("vocab_size"),
+        vocab_size=config.count("vocab_size"),
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=told.count("head_dim", default=hidden // heads),
+        head_dim=config.count("head_dim", default=hidden // heads),
         context_length=context,
         windows=read_windows(said, layers, context),
         near=near if near is not None and near < context else None,

@@ -1,6 +1,7 @@
-"""Resizes images of many sizes whose pixels, weights and results lie beside pages that nobody may
-touch, by vectors of so many bytes: `python -m tests.plugins.cpu.guarded_resize 32 1000`. Each size
-is printed before it is resized, so that the last one is that of a fault.
+"""Resizes images of many sizes whose pixels, weights and results are next to guard pages.
+
+The vectors have so many bytes: `python -m tests.plugins.cpu.guarded_resize 32 1000`. Each size is
+printed before it is resized, so that the last one is that of a fault.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Machine code touches no byte beside what it is given: its memory begins or ends at pages that
-nobody may touch. A fault ends a process, so each run has its own.
+"""Machine code accesses no byte out of bounds: its memory begins or ends at guard pages. A fault
+ends a process, so each run has its own.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ MODEL = '[a]\nmodel = "demo"\n'
     ],
 )
 def test_a_mistake_is_told_by_table_and_field(text: str, why: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=why) as told:
+    with pytest.raises(ConfigError, match=why) as raised:
         read(text, tmp_path)
-    assert str(tmp_path) in str(told.value)
+    assert str(tmp_path) in str(raised.value)
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:

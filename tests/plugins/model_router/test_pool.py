@@ -44,9 +44,11 @@ async def test_requests_that_come_together_start_one_server() -> None:
 
 async def test_an_unknown_model_is_refused_with_the_list() -> None:
     async with pooled("a", "b") as (pool, world, _):
-        with pytest.raises(NotFound, match=r"'c' does not exist; this router has 'a', 'b'") as told:
+        with pytest.raises(
+            NotFound, match=r"'c' does not exist; this router has 'a', 'b'"
+        ) as raised:
             pool.find("c")
-        assert told.value.code == "model_not_found"
+        assert raised.value.code == "model_not_found"
         assert not world.started
 
 
@@ -125,9 +127,9 @@ async def test_a_server_that_works_without_a_client_is_not_stopped() -> None:
     async with pooled("a", "b", patience=0.2) as (pool, world, _):
         await ask(pool, "a")
         world.working.add("a")
-        with pytest.raises(ModelUnavailable) as told:
+        with pytest.raises(ModelUnavailable) as raised:
             await ask(pool, "b")
-        assert (told.value.status, told.value.code) == (503, "insufficient_memory")
+        assert (raised.value.status, raised.value.code) == (503, "insufficient_memory")
         world.working.clear()
         assert await ask(pool, "b") == "b"
 
@@ -146,9 +148,9 @@ async def test_memory_counts_as_declared_and_as_measured() -> None:
 async def test_a_model_that_never_fits_is_refused_with_value_limit_and_remedy() -> None:
     async with pooled("a", "b") as (pool, world, _):
         pool.find("b").peak = 3 << 30
-        with pytest.raises(ModelUnavailable, match=r"needs 3.00 GiB; .* raise `memory`") as told:
+        with pytest.raises(ModelUnavailable, match=r"needs 3.00 GiB; .* raise `memory`") as raised:
             await ask(pool, "b")
-        assert told.value.code == "insufficient_memory"
+        assert raised.value.code == "insufficient_memory"
         assert await ask(pool, "a") == "a"
         assert world.started == {"a": 1}
 
@@ -156,10 +158,10 @@ async def test_a_model_that_never_fits_is_refused_with_value_limit_and_remedy() 
 async def test_an_impatient_request_is_told_that_its_model_loads() -> None:
     async with pooled("a", patience=0.05) as (pool, world, _):
         world.starting.clear()
-        with pytest.raises(ModelUnavailable, match="still loading after") as told:
+        with pytest.raises(ModelUnavailable, match="still loading after") as raised:
             await ask(pool, "a")
-        assert (told.value.status, told.value.code) == (503, "model_loading")
-        assert told.value.retry_after >= 1
+        assert (raised.value.status, raised.value.code) == (503, "model_loading")
+        assert raised.value.retry_after >= 1
         world.starting.set()
         await until(lambda: pool.find("a").open)
         assert await ask(pool, "a") == "a"
@@ -225,13 +227,15 @@ async def test_a_start_that_fails_is_told_and_is_not_tried_in_a_loop() -> None:
     async with pooled("a") as (pool, world, metrics):
         world.failing.add("a")
         for failures in (1, 2):
-            with pytest.raises(ModelUnavailable, match="error: the checkpoint is damaged") as told:
+            with pytest.raises(
+                ModelUnavailable, match="error: the checkpoint is damaged"
+            ) as raised:
                 await ask(pool, "a")
-            assert (told.value.status, told.value.code) == (503, "model_failed")
+            assert (raised.value.status, raised.value.code) == (503, "model_failed")
             assert world.started == {"a": failures}
-        with pytest.raises(ModelUnavailable, match="failed 2 times in a row") as told:
+        with pytest.raises(ModelUnavailable, match="failed 2 times in a row") as raised:
             await ask(pool, "a")
-        assert 4 <= told.value.retry_after <= 5
+        assert 4 <= raised.value.retry_after <= 5
         await asyncio.sleep(0.1)
         assert world.started == {"a": 2}, "no start within the back-off, nor without a request"
         assert pool.find("a").state_fields()["state"] == "failed"
