@@ -59,7 +59,7 @@ from saccade.ipc.messages import (
     ToEngine,
     ToFront,
 )
-from saccade.plugins import builders, plugins
+from saccade.plugins import builders, offered, plugins
 
 if TYPE_CHECKING:
     from saccade.engine.store_lookup import StoreProbe
@@ -250,8 +250,7 @@ def open_grammars(
 
     wake: called when a grammar or a mask is ready.
     """
-    name = next(plugin.grammars for plugin in plugins() if plugin.grammars)
-    build: Callable[..., GrammarRequests] = resolve_name(name)
+    build: Callable[..., GrammarRequests] = offered(lambda plugin: plugin.grammars)[0]
     return build(tokenizer_json, spec.vocab_size, spec.eos_token_ids, wake)
 
 

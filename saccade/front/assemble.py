@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,7 +41,7 @@ from saccade.front.input_processor import InputProcessor
 from saccade.front.request_manager import RequestManager
 from saccade.media.media import Media
 from saccade.plugin import Plugin
-from saccade.plugins import option_groups, plugins
+from saccade.plugins import offered, option_groups
 from saccade.text.answer.answer_format import find_answer_format
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
@@ -200,10 +199,10 @@ def parity_check(
     """
     if options.of(ParitySettings).parity != "generate":
         return None
-    named = next((plugin.parity for plugin in plugins() if plugin.parity), None)
-    if named is None:
+    checks = offered(lambda plugin: plugin.parity)
+    if not checks:
         raise ConfigError("--parity generate: no installed plugin compares answers")
-    return partial(resolve_name(named), front, model, options)
+    return partial(checks[0], front, model, options)
 
 
 def _metadata_folder(tiers: TierSettings) -> Path | None:

@@ -72,6 +72,11 @@ def option_groups() -> Mapping[Plugin, type[Any]]:
     return groups
 
 
+def offered(field: Callable[[Plugin], str | None]) -> list[Any]:
+    """Import what plugins name in a field of `Plugin`."""
+    return [resolve_name(name) for name in map(field, plugins()) if name is not None]
+
+
 def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:
     """Import what enabled plugins offer in a field of `Plugin`. of: arguments of `Offer.asked`."""
     offers = [offer for offer in map(socket, plugins()) if offer is not None]

@@ -24,7 +24,7 @@ from saccade.kernels.device import send
 from saccade.kernels.reference.ops import Captured
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.parallel import UNSHARDED, Shard
-from saccade.plugins import builders, plugins
+from saccade.plugins import builders, offered
 from saccade.runtime.attention import NO_STATES, PagedAttention, attention_for
 from saccade.runtime.batch import Batcher, Frame, PageTable
 from saccade.runtime.inflight_step import MaskSource, Step
@@ -265,10 +265,10 @@ class Worker:
     def _change(self, change: Change) -> Changed:
         """Apply a change to the model. The plugin that does it is imported by the first change."""
         if self._changes is None:
-            names = [plugin.changes for plugin in plugins() if plugin.changes]
-            if not names:
+            builds = offered(lambda plugin: plugin.changes)
+            if not builds:
                 return Changed("no installed plugin changes a running model")
-            self._changes = resolve_name(names[0])(self)
+            self._changes = builds[0](self)
         return self._changes.make(change)
 
     def use(self, net: FamilyNet) -> None:

@@ -232,16 +232,16 @@ SYNTAX = CallSyntax(
     lambda _: JsonCall("</do>"), lambda lexicon: HermesGrammar(lexicon, "<do>", "</do>")
 )
 FORMATS = (
-    ToolFormat("planted", ("<do>",), 5, "<do>", frozenset({"<do>", "</do>"}), "planted:SYNTAX"),
+    ToolFormat("planted", ("<do>",), 5, "<do>", frozenset({"<do>", "</do>"}), "planted_do:SYNTAX"),
 )
 """
 
 
 def test_a_plugin_adds_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "planted.py").write_text(PLANTED)
+    (tmp_path / "planted_do.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)
-    planted = Plugin("planted", tool_formats="planted:FORMATS")
-    monkeypatch.setattr(answer_format, "plugins", lambda: (*plugins(), planted))
+    planted = Plugin("planted", tool_formats="planted_do:FORMATS")
+    monkeypatch.setattr("saccade.plugins.plugins", lambda: (*plugins(), planted))
     monkeypatch.setattr(answer_format, "FORMATS", answer_format.find_formats())
     made = find_answer_format(["{{ '<do>' }}"], "auto", "none").calls
     assert made is not None and made.name == "planted"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -38,7 +37,7 @@ from saccade.media.sources.source import (
     name_of,
 )
 from saccade.media.workers.pool import DecodePool
-from saccade.plugins import plugins
+from saccade.plugins import offered
 
 if TYPE_CHECKING:
     from saccade.media.sources.uploaded import UploadedFiles
@@ -121,13 +120,13 @@ class SourceReader:
     def fetcher(self) -> UrlReader:
         """The downloader of URLs. Raises ImageError if no plugin provides one."""
         if self._fetcher is None:
-            named = next((plugin.fetcher for plugin in plugins() if plugin.fetcher), None)
-            if named is None:
+            builds = offered(lambda plugin: plugin.fetcher)
+            if not builds:
                 raise ImageError(
                     "this server does not fetch URLs: send the image's bytes as a data: URL",
                     code="invalid_image_url",
                 )
-            build: Callable[[ServeOptions, Metrics], UrlReader] = resolve_name(named)
+            build: Callable[[ServeOptions, Metrics], UrlReader] = builds[0]
             self._fetcher = build(self._options, self._metrics)
         return self._fetcher
 
@@ -135,10 +134,10 @@ class SourceReader:
     def files(self) -> UploadedFiles:
         """The uploaded files. Raises NotFound if there is no plugin for them."""
         if self._files is None:
-            named = next((plugin.uploads for plugin in plugins() if plugin.uploads), None)
-            if named is None:
+            builds = offered(lambda plugin: plugin.uploads)
+            if not builds:
                 raise NotFound("this server keeps no files: send the bytes as a data: URL")
-            build: Callable[[ServeOptions], UploadedFiles] = resolve_name(named)
+            build: Callable[[ServeOptions], UploadedFiles] = builds[0]
             self._files = build(self._options)
         return self._files
 

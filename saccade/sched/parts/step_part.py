@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from saccade.cache.embeddings import EmbeddingCache
@@ -18,7 +17,7 @@ from saccade.cache.prefix import PrefixCache
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Row, StepResult
 from saccade.core.types import FinishReason
-from saccade.plugins import builders, plugins
+from saccade.plugins import builders, offered
 from saccade.sched.builder import InFlightPlan, PlanBuilder, PlannedOutcome
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.sequence import Run, Sequence
@@ -139,8 +138,8 @@ class Parts:
         first use.
         """
         if not self._more:
-            names = [plugin.cache_part for plugin in plugins() if plugin.cache_part]
-            self._more = tuple(resolve_name(name)(self._context) for name in names)
+            builds = offered(lambda plugin: plugin.cache_part)
+            self._more = tuple(build(self._context) for build in builds)
         return (*self.every, *self._more)
 
     @property

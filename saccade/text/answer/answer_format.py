@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from pkgutil import resolve_name
 
 from saccade.core.errors import ConfigError
 from saccade.core.options import ReasoningParser
-from saccade.plugins import plugins
+from saccade.plugins import offered
 from saccade.text.answer import formats
 from saccade.text.answer.reasoning import THINK, Tags
 from saccade.text.answer.tool_format import ToolFormat
@@ -21,8 +20,8 @@ from saccade.text.answer.tool_format import ToolFormat
 
 def find_formats() -> dict[str, ToolFormat]:
     """Return the formats by name, in the order in which they are looked for in a template."""
-    names = [plugin.tool_formats for plugin in plugins() if plugin.tool_formats]
-    found: Iterable[ToolFormat] = chain(formats.FORMATS, *map(resolve_name, names))
+    others = offered(lambda plugin: plugin.tool_formats)
+    found: Iterable[ToolFormat] = chain(formats.FORMATS, *others)
     return {each.name: each for each in sorted(found, key=lambda each: each.order)}
 
 
