@@ -59,7 +59,7 @@ from saccade.ipc.messages import (
     ToEngine,
     ToFront,
 )
-from saccade.plugins import builders, offered, plugins
+from saccade.plugins import builders, import_field, plugins
 
 if TYPE_CHECKING:
     from saccade.engine.store_lookup import StoreProbe
@@ -250,7 +250,7 @@ def open_grammars(
 
     wake: called when a grammar or a mask is ready.
     """
-    build: Callable[..., GrammarRequests] = offered(lambda plugin: plugin.grammars)[0]
+    build: Callable[..., GrammarRequests] = import_field(lambda plugin: plugin.grammars)[0]
     return build(tokenizer_json, spec.vocab_size, spec.eos_token_ids, wake)
 
 

@@ -22,7 +22,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.model_folder import resolve_model
 from saccade.families.checkpoint import Section, read_checkpoint
 from saccade.plugin import CheckpointFormat, Family
-from saccade.plugins import offered, plugins
+from saccade.plugins import import_field, plugins
 
 if TYPE_CHECKING:
     from saccade.nn.family_model import FamilyModel
@@ -109,7 +109,7 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
 
 def _check_quantization(config: Section) -> None:
     """Raise CheckpointError unless a plugin can read the quantised matrices."""
-    checks = offered(lambda plugin: plugin.quantization)
+    checks = import_field(lambda plugin: plugin.quantization)
     if not checks:
         raise CheckpointError(f"{config.where}: no installed plugin reads quantised checkpoints")
     for check in checks:

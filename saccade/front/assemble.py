@@ -41,7 +41,7 @@ from saccade.front.input_processor import InputProcessor
 from saccade.front.request_manager import RequestManager
 from saccade.media.media import Media
 from saccade.plugin import Plugin
-from saccade.plugins import offered, option_groups
+from saccade.plugins import import_field, option_groups
 from saccade.text.answer.answer_format import find_answer_format
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
@@ -199,7 +199,7 @@ def parity_check(
     """
     if options.of(ParitySettings).parity != "generate":
         return None
-    checks = offered(lambda plugin: plugin.parity)
+    checks = import_field(lambda plugin: plugin.parity)
     if not checks:
         raise ConfigError("--parity generate: no installed plugin compares answers")
     return partial(checks[0], front, model, options)

@@ -72,7 +72,7 @@ def option_groups() -> Mapping[Plugin, type[Any]]:
     return groups
 
 
-def offered(field: Callable[[Plugin], str | None]) -> list[Any]:
+def import_field(field: Callable[[Plugin], str | None]) -> list[Any]:
     """Import what plugins name in a field of `Plugin`."""
     return [resolve_name(name) for name in map(field, plugins()) if name is not None]
 

@@ -54,7 +54,7 @@ from saccade.ipc.messages import (
 from saccade.kernels.ops import pick_ops
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import UNSHARDED, PeerLost, Shard
-from saccade.plugins import builders, offered
+from saccade.plugins import builders, import_field
 from saccade.runtime.attention import pick_attention
 from saccade.runtime.inflight_step import MaskSource, Step
 from saccade.runtime.memory import DTYPES
@@ -374,7 +374,7 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
     how = load.parallel
     if how.ranks == 1:
         return UNSHARDED
-    (join,) = offered(lambda plugin: plugin.collectives)
+    (join,) = import_field(lambda plugin: plugin.collectives)
     everyone: Shard = join(how.all_reduce, rank, how.ranks, group_fd)
     return everyone.spread(how.size, how.expert_runs)
 

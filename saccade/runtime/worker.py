@@ -24,7 +24,7 @@ from saccade.kernels.device import send
 from saccade.kernels.reference.ops import Captured
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.parallel import UNSHARDED, Shard
-from saccade.plugins import builders, offered
+from saccade.plugins import builders, import_field
 from saccade.runtime.attention import NO_STATES, PagedAttention, attention_for
 from saccade.runtime.batch import Batcher, Frame, PageTable
 from saccade.runtime.inflight_step import MaskSource, Step
@@ -265,7 +265,7 @@ class Worker:
     def _change(self, change: Change) -> Changed:
         """Apply a change to the model. The plugin that does it is imported by the first change."""
         if self._changes is None:
-            builds = offered(lambda plugin: plugin.changes)
+            builds = import_field(lambda plugin: plugin.changes)
             if not builds:
                 return Changed("no installed plugin changes a running model")
             self._changes = builds[0](self)

@@ -37,7 +37,7 @@ from saccade.media.sources.source import (
     name_of,
 )
 from saccade.media.workers.pool import DecodePool
-from saccade.plugins import offered
+from saccade.plugins import import_field
 
 if TYPE_CHECKING:
     from saccade.media.sources.uploaded import UploadedFiles
@@ -120,7 +120,7 @@ class SourceReader:
     def fetcher(self) -> UrlReader:
         """The downloader of URLs. Raises ImageError if no plugin provides one."""
         if self._fetcher is None:
-            builds = offered(lambda plugin: plugin.fetcher)
+            builds = import_field(lambda plugin: plugin.fetcher)
             if not builds:
                 raise ImageError(
                     "this server does not fetch URLs: send the image's bytes as a data: URL",
@@ -134,7 +134,7 @@ class SourceReader:
     def files(self) -> UploadedFiles:
         """The uploaded files. Raises NotFound if there is no plugin for them."""
         if self._files is None:
-            builds = offered(lambda plugin: plugin.uploads)
+            builds = import_field(lambda plugin: plugin.uploads)
             if not builds:
                 raise NotFound("this server keeps no files: send the bytes as a data: URL")
             build: Callable[[ServeOptions], UploadedFiles] = builds[0]

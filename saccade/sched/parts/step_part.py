@@ -17,7 +17,7 @@ from saccade.cache.prefix import PrefixCache
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Row, StepResult
 from saccade.core.types import FinishReason
-from saccade.plugins import builders, offered
+from saccade.plugins import builders, import_field
 from saccade.sched.builder import InFlightPlan, PlanBuilder, PlannedOutcome
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.sequence import Run, Sequence
@@ -138,7 +138,7 @@ class Parts:
         first use.
         """
         if not self._more:
-            builds = offered(lambda plugin: plugin.cache_part)
+            builds = import_field(lambda plugin: plugin.cache_part)
             self._more = tuple(build(self._context) for build in builds)
         return (*self.every, *self._more)
 

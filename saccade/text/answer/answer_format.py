@@ -12,7 +12,7 @@ from itertools import chain
 
 from saccade.core.errors import ConfigError
 from saccade.core.options import ReasoningParser
-from saccade.plugins import offered
+from saccade.plugins import import_field
 from saccade.text.answer import formats
 from saccade.text.answer.reasoning import THINK, Tags
 from saccade.text.answer.tool_format import ToolFormat
@@ -20,7 +20,7 @@ from saccade.text.answer.tool_format import ToolFormat
 
 def find_formats() -> dict[str, ToolFormat]:
     """Return the formats by name, in the order in which they are looked for in a template."""
-    others = offered(lambda plugin: plugin.tool_formats)
+    others = import_field(lambda plugin: plugin.tool_formats)
     found: Iterable[ToolFormat] = chain(formats.FORMATS, *others)
     return {each.name: each for each in sorted(found, key=lambda each: each.order)}
 

@@ -49,8 +49,14 @@ WEIGHTS = "config_groups.group_0.weights"
     [
         ({}, r"quantised \(no method named\)"),
         ({"quant_method": "fp8"}, "fp8 without weight_block_size"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be rows"),
-        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size must be rows"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128]},
+            "weight_block_size must be two",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [0, 128]},
+            "weight_block_size must be two",
+        ),
         (changed(f"{WEIGHTS}.num_bits", 4), r"weights of 4 bits \(int\) are not supported"),
         (changed(f"{WEIGHTS}.symmetric", False), "zero points are not supported"),
         (changed(f"{WEIGHTS}.actorder", "group"), "actorder 'group' is not supported"),
