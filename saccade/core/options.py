@@ -72,9 +72,7 @@ class ModelOptions:
     """Maximum length of prompt and answer together, in tokens. Default: the model's own limit."""
     family_option: tuple[str, ...] = ()
     """An option of the model's family, NAME=VALUE. Repeat the option for several. Qwen-VL has
-    patch_embed. folded merges normalisation and the second frame of a still image into the first
-    layer of the vision encoder. This is faster and as accurate on average, but not bit-identical.
-    exact keeps the checkpoint's steps. auto: folded in bfloat16 on CPUs.
+    patch_embed: folded (faster), exact, or auto, which is folded in bfloat16 on CPUs.
     """
 
     def __post_init__(self) -> None:
@@ -107,9 +105,9 @@ class EngineOptions:
     )
     # kernels
     attention_backend: str = "auto"
-    """Attention of the language model. triton: Saccade's kernels (cuda). x86: JIT-compiled, in
-    bfloat16 (cpu, needs the extra cpu). sdpa: PyTorch's, one call per sequence (cpu). reference:
-    slow, for comparison (cpu). auto: the first of these that is supported.
+    """Attention of the language model. triton: Saccade's kernels (cuda). x86: JIT-compiled (cpu,
+    bfloat16, extra cpu). sdpa: PyTorch's (cpu). reference: slow (cpu). auto: the first that is
+    supported.
     """
     # CPUs
     threads: int | None = None

@@ -54,11 +54,8 @@ class ParitySettings(SharedOptions):
 
     parity: Parity = "auto"
     """How answers must be verified against transformers. auto: only serve architectures that tests
-    compare (docs/models.md). unproven: also serve others, with transformers' own modules. In both
-    cases a few prompts are compared at load, and the model is rejected if they differ. generate:
-    also compare the first tokens of a few answers with transformers' generate at start-up, and exit
-    if they differ. The model is in memory twice meanwhile. Images are compared only where
-    transformers' own modules serve the model.
+    compare. unproven: also serve others. generate: also compare a few answers with transformers'
+    generate at start-up.
     """
 
 
@@ -67,10 +64,9 @@ class PoolingSettings(SharedOptions):
     """Embeddings and reranking."""
 
     pooling: Pooling = "auto"
-    """How embeddings and ranks are computed. auto: by the checkpoint's files (Qwen3-VL-Embedding,
-    Qwen3-VL-Reranker). embed, rank: as these models do, if the files do not define it. last: embed
-    by the last state of a chat model. It was not trained for that, so embeddings are not
-    calibrated. none: disable both.
+    """How embeddings and ranks are computed. auto: by the checkpoint's files. embed, rank: even if
+    the files do not define it. last: embed by the last state of a chat model, not calibrated. none:
+    disable both.
     """
 
 
@@ -118,9 +114,8 @@ class FileSettings(SharedOptions):
     """Uploaded files."""
 
     files_dir: str | None = None
-    """Folder for files uploaded with /v1/files, as FOLDER, FOLDER:SIZE or :SIZE. Several servers
-    may share one. Once 4GiB, or the size, is used up, uploads are rejected until files are deleted
-    or expire. Default: saccade/files in the user's cache folder.
+    """Folder for files uploaded with /v1/files, as FOLDER, FOLDER:SIZE or :SIZE. Beyond the size,
+    uploads are rejected. Default: saccade/files in the user's cache folder, and 4GiB.
     """
 
     @property
@@ -156,8 +151,7 @@ class KeySettings(SharedOptions):
     needs_server: ClassVar[bool] = True
     api_keys_file: str | None = None
     """Require one of the keys in this file, which has a line name:key for each. The file is
-    reloaded within a second of a change. Each key has its own files and cache, and uses at most
-    half of --max-queued-requests and --max-inflight-mb.
+    reloaded within a second of a change. Each key has its own files and cache.
     """
     share_cache: bool = False
     """Let several keys share cached images and prompts. Each key still has its own files."""
@@ -176,10 +170,8 @@ class RoleSettings(SharedOptions):
     language model. language: have images encoded by --encoders, or by this server if they fail.
     """
     encoders: tuple[str, ...] = ()
-    """The servers of role encode, as http://HOST:PORT,..., or a file of such lines. An image's
-    digest selects one of them, so every server of role language must use the same list. The file is
-    reloaded while the server runs, so encoders can be added, removed and moved. While it is empty,
-    this server encodes.
+    """The servers of role encode, as http://HOST:PORT,..., or a file of such lines, which is
+    reloaded while the server runs. Every server of role language must use the same list.
     """
     encoder_key: str | None = field(default=None, repr=False)
     """The encoders' --api-key. SACCADE_ENCODER_KEY has the same meaning and keeps the key out of
@@ -220,8 +212,7 @@ class ParallelSettings(SharedOptions):
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
     ep_size: int = 1
     """Expert parallelism: processes that each hold complete experts, instead of a slice of every
-    expert. --ep-size may exceed --tp-size. Then several processes hold the same slice of all other
-    weights. One of the two is a multiple of the other.
+    expert. One of --ep-size and --tp-size is a multiple of the other.
     """
     all_reduce: Literal["auto", AllReduce] = tuned(
         "auto",
@@ -258,19 +249,16 @@ class TierSettings(SharedOptions):
     )
     embedding_cache_dir: str | None = basic(None)
     """Folder for image embeddings on disk, which survive a restart, as FOLDER or FOLDER:SIZE
-    (/var/cache/images:64GiB). The default size is a quarter of the space that is free or used by
-    them. Default: embeddings stay in memory.
+    (/var/cache/images:64GiB). Default: embeddings stay in memory.
     """
     embedding_cache_shared: bool = False
     """Share --embedding-cache-dir with other servers of the same model, so that each image is
-    encoded once for all of them. Set the same FOLDER:SIZE on each server. The folder must be local
-    or on a network file system with locks.
+    encoded once for all of them. Set the same FOLDER:SIZE on each server.
     """
     kv_cache_dir: str | None = basic(None)
     """Folder for KV that is evicted from memory, or in memory at shutdown, as FOLDER or
-    FOLDER:SIZE. It is loaded instead of computed, also after a restart. It contains users' prompts
-    in the form of KV (mode 0700). The default size is a quarter of the space that is free or used
-    by saved pages. Default: KV stays in memory.
+    FOLDER:SIZE. It contains users' prompts in the form of KV (mode 0700). Default: KV stays in
+    memory.
     """
     kv_cache_host_mb: int | None = tuned(
         None,
@@ -298,9 +286,9 @@ class DraftSettings(SharedOptions):
     """Speculative decoding."""
 
     speculative: Speculative = "auto"
-    """Speculative decoding, with draft tokens from the prompt, the answer so far and earlier
-    answers about an image. auto: only if drafts cannot change answers. always: also if the last
-    bits may differ, and for models with recurrent states (not on cuda).
+    """Speculative decoding, with draft tokens from the prompt and from answers. auto: only if
+    drafts cannot change answers. always: also if the last bits may differ, and for models with
+    recurrent states (not on cuda).
     """
 
 
@@ -323,23 +311,17 @@ class QuantizationSettings(SharedOptions):
 
     quantization: QuantizationMode = basic("auto")
     """Bits of the language model's matrices. auto: the checkpoint's own bits if the device supports
-    them (4 bits on a cpu need another format than float32). Other checkpoints have the data type of
-    --dtype. int8 and int4 (on a cpu) quantise the matrices at load and round activations to 8 bits.
-    int8 takes half the memory of 16 bits and about 0.6 of the time of a decode step, for a little
-    accuracy. int4 needs the extra cpu. It takes 0.3 of the memory and 0.5 of the time, costs a
-    small model much accuracy, and keeps the head in 8 bits. none: keep everything in the data type
-    of --dtype.
+    them. int8, int4 (on a cpu): quantise the matrices at load. none: keep everything in the data
+    type of --dtype.
     """
     quantization_tower: TowerQuantization = "none"
-    """Bits of the vision encoder's matrices (on a cpu). int8 quantises them at load and rounds
-    activations to 8 bits. That takes half the bytes and costs a little accuracy. Wide encoders get
-    faster; those of width 256 do not on CPUs with AMX.
+    """Bits of the vision encoder's matrices (on a cpu). int8: quantise them at load and round
+    activations to 8 bits. That takes half the bytes and costs a little accuracy.
     """
 
     kv_cache_dtype: KVDtype = "auto"
     """Data type of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so twice as many
-    tokens fit as with 16, for a little accuracy. It uses the checkpoint's k_scale and v_scale if
-    there are any. A GPU needs compute capability 8.9. On a cpu this is slower.
+    tokens fit as with 16, for a little accuracy. On a cpu this is slower.
     """
 
 

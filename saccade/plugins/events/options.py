@@ -19,10 +19,9 @@ class EventOptions:
     """Events of the caches, for routers."""
 
     kv_events_endpoint: str | None = None
-    """Publish which token blocks the prefix cache stores and removes, over ZeroMQ in vLLM's format.
-    The server binds addresses with * or ipc:// (tcp://*:5557), and connects to others. Events
-    contain the tokens of prompts, and readers need no key: use a private network. This option needs
-    the extra events.
+    """Publish which token blocks the prefix cache stores and removes, over ZeroMQ in vLLM's format
+    (needs the extra events). Events contain the tokens of prompts, and readers need no key: use a
+    private network.
     """
     kv_events_replay_endpoint: str | None = None
     """Address (tcp://*:5558) that replays events to readers that missed some."""

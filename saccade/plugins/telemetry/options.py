@@ -16,10 +16,9 @@ class TelemetryOptions:
     """Traces of requests."""
 
     otlp_traces_endpoint: str | None = None
-    """Send a trace of every request, with a span for each stage, to this OpenTelemetry collector
-    (OTLP over HTTP, protobuf), for example http://127.0.0.1:4318. A trace contains no text and no
-    image. OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS are honoured. This
-    option needs the extra otel.
+    """Send a trace of every request to this OpenTelemetry collector (OTLP over HTTP, protobuf), for
+    example http://127.0.0.1:4318. A trace contains no text and no image. This option needs the
+    extra otel.
     """
 
     def __post_init__(self) -> None:
