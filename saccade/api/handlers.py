@@ -165,7 +165,7 @@ class RequestHandler:
         await send({"type": "http.response.body", "body": b""})
 
     async def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Load an adapter as `AdapterRegistry.load` does.
+        """Load an adapter, and return once requests may use it.
 
         Raises InvalidRequest, also if `name` is a name of the model.
         """

@@ -122,7 +122,9 @@ class Permits:
 
     @contextmanager
     def acquire(self, client: Client = ANYBODY) -> Iterator[None]:
-        """Count a request as in flight within the context. Raises as `check` does."""
+        """Count a request as in flight within the context. Raises Overloaded if the request is over
+        a limit.
+        """
         self.check(client)
         self._count(client, 1)
         try:

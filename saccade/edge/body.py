@@ -178,7 +178,7 @@ class BufferedBody:
     receive_ms: float = 0.0  # from the first look for the body to its last byte
 
     def resize(self, nbytes: int) -> None:
-        """Set the bytes held. Raises as `check` does."""
+        """Set the bytes held. Raises Overloaded if `nbytes` exceeds what is available."""
         self.check(nbytes)
         change, self.nbytes = nbytes - self.nbytes, nbytes
         self.bodies.set(self.bodies.held + change)
@@ -237,7 +237,8 @@ class BufferedBody:
 
 
 async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read the whole body, of any content type. Raises as `pieces` does.
+    """Read the whole body, of any content type. Raises TooLarge, TooSlow, or Overloaded if the
+    bytes exceed what is available.
 
     Bytes are copied once, after the last one has arrived. A growing buffer would be moved whenever
     the memory behind it is in use: seven times the bytes, if several bodies arrive at once. Copying
@@ -260,8 +261,8 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
 async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read a JSON body, without the byte order mark that some editors write.
 
-    The body may refer to stored bytes (`related.py`). Raises as `pieces` does, InvalidRequest for
-    another content type, and UnsupportedMedia for a compressed body.
+    The body may refer to stored bytes (`related.py`). Raises InvalidRequest for another content
+    type, UnsupportedMedia for a compressed body, and the errors of `read_whole`.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -285,7 +286,8 @@ async def read_json(request: Request, held: BufferedBody, largest: int) -> bytea
 async def _read_related(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read a multipart/related body, and return its JSON with the bytes that it refers to.
 
-    Raises as `read_json` does, and UnknownDigests.
+    Raises InvalidRequest if the body is malformed, UnknownDigests if it refers to bytes that are
+    not stored, and TooLarge, TooSlow or Overloaded.
     """
     from saccade.edge.related import RelatedBody, boundary_of
 
@@ -387,7 +389,8 @@ class Admission:
         A client that sends slowly therefore does not use a permit. If the server is full, the
         request is rejected before its body is read.
 
-        Raises as `check_ready`, `Permits.acquire`, `Bodies.hold` and `read` do.
+        Raises EngineUnavailable if no request can be served, Overloaded if the server is full, and
+        the errors of `read`.
         """
         request, client = Request(scope, receive), client_of(scope)
         self.check_ready()

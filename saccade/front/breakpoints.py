@@ -123,7 +123,9 @@ def seconds_of(ttl: str, place: str) -> int:
 
 
 def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None) -> Mark:
-    """Read the breakpoint of a part or message. Raises InvalidRequest as `seconds_of` does."""
+    """Read the breakpoint of a part or message. Raises InvalidRequest if its lifetime is malformed
+    or longer than a day.
+    """
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:
         return control_mark(control, f"{place}.cache_control", part)
@@ -134,7 +136,9 @@ def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None)
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
-    """Read Anthropic's breakpoint at `place`. Raises InvalidRequest as `seconds_of` does."""
+    """Read Anthropic's breakpoint at `place`. Raises InvalidRequest if its lifetime is malformed or
+    longer than a day.
+    """
     seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return Mark(place, seconds, True, None, part)
 
@@ -162,7 +166,9 @@ def read_cache_request(
     diagnose: bool,
     family: str,
 ) -> CacheRequest:
-    """Read the cache fields of a request. Raises InvalidRequest as `seconds_of` does."""
+    """Read the cache fields of a request. Raises InvalidRequest if a lifetime is malformed or
+    longer than a day.
+    """
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
         seconds = MAX_TTL if retention == "24h" else _EPHEMERAL
@@ -183,8 +189,8 @@ def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]
     """Return the breakpoints that are used, in order: the last four, including the one at the end
     of the prompt if the request asks for it.
 
-    Raises InvalidRequest for more than four of Anthropic's, as its own API does. OpenAI's remain in
-    a conversation as it grows, so the last ones are used.
+    Raises InvalidRequest for more than four Anthropic breakpoints, as Anthropic's API does.
+    OpenAI's remain in a conversation as it grows, so the last ones are used.
     """
     every = list(marks)
     if cache_request.seconds and not any(mark.place == cache_request.place for mark in every):

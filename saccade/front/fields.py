@@ -94,7 +94,7 @@ class Reader(Generic[V]):
         return self.value(value, path)
 
     def value(self, value: object, path: str) -> V:
-        """Convert a Python value. Raises as `json` does."""
+        """Convert a Python value. Raises InvalidRequest that names the field below `path`."""
         try:
             return self._convert(_normalize(value), path)
         except RecursionError as error:
@@ -312,7 +312,7 @@ def image_address(
 ) -> str | FileId | Digest:
     """Return the address of an image, which may also be the digest of stored bytes.
 
-    Raises as `address` does.
+    Raises InvalidRequest unless exactly one is given.
     """
     if digest is None:
         return address(file_id, url, place, *names)

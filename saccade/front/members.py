@@ -102,9 +102,7 @@ def read_choice(choice: Any) -> Any:
 
 
 def read_form(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """Read the response format as `read_constraint` does. Raises InvalidRequest also for an unknown
-    field.
-    """
+    """Read the response format. Raises InvalidRequest also for an unknown field."""
     known = {"response_format": RESPONSE_FORMAT, "structured_outputs": STRUCTURED_OUTPUTS}
     read = {name: read_members(fields.get(name), known[name], name) for name in known}
     return read_constraint({**fields, **read})

@@ -156,11 +156,15 @@ class FamilyModel:
         self.spec = spec
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        """Build the vision encoder. Raises as `build` does."""
+        """Build the vision encoder. Raises CheckpointError if a tensor is missing or has the wrong
+        shape.
+        """
         raise NotImplementedError
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        """Build the language model. Raises as `build` does."""
+        """Build the language model. Raises CheckpointError if a tensor is missing or has the wrong
+        shape.
+        """
         raise NotImplementedError
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> FullNet:
@@ -173,7 +177,9 @@ class FamilyModel:
         return FullNet(self.spec, weights.ops, tower, text, weights.adapters)
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> VisionOnlyNet:
-        """Build only the vision encoder, reading only its tensors. Raises as `build` does."""
+        """Build only the vision encoder, reading only its tensors. Raises CheckpointError if a
+        tensor is missing or has the wrong shape.
+        """
         tower = self.tower(weights, encoder_shard)
         return VisionOnlyNet(self.spec, weights.ops, tower, weights.adapters)
 

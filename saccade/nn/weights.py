@@ -64,7 +64,8 @@ class Weights(Protocol):
     def equals(self, part: Part, values: torch.Tensor, /) -> bool:
         """Return True if the stored slice equals `values`, which have the form that `load` returns.
 
-        Always True for random weights. Raises CheckpointError as `load` does.
+        Always True for random weights. Raises CheckpointError if the tensor is missing or has
+        another shape.
         """
         ...
 

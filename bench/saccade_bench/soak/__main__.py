@@ -66,7 +66,7 @@ class Reference:
         self._asking = threading.Lock()
 
     def answer(self, kind: Kind, seed: int) -> str:
-        """Return the expected answer. Raises what `Kind.ask` raises."""
+        """Return the expected answer. Raises UnexpectedStatus if the request fails."""
         key = kind.name, seed
         with self._asking:
             if key not in self._answers:

@@ -167,7 +167,8 @@ class DocumentPool:
     ) -> list[tuple[str, bytes]]:
         """Return the text and PNG of these pages. `grow` is called with the total bytes so far.
 
-        Raises what `sizes` and `grow` raise.
+        Raises ImageError for a malformed or too large document, EngineUnavailable, and any
+        exception of `grow`.
         """
         for page in wanted:
             if page.drawing is not None and piece_bytes(page) > OUTBOX_BYTES:

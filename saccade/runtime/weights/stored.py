@@ -89,8 +89,8 @@ class StoredTensor(ABC):
     def experts(
         self, _stored: Sequence[StoredTensor], _parts: Sequence[Part], _turned: bool, /
     ) -> Fp8Experts | None:
-        """Concatenate experts' tensors as `product` does. If `_turned` is true, they are [experts,
-        in, out] (see `Weights.load_experts`).
+        """Concatenate experts' tensors without dequantizing them, or return `None` if they must be
+        dequantized. If `_turned` is true, they are [experts, in, out] (see `Weights.load_experts`).
         """
         return None
 
