@@ -286,7 +286,7 @@ class EmbeddingCache:
         *,
         idle: bool = False,
     ) -> list[Move]:
-        """Add `key` to the device tier, as its encoding starts. Returns the moves that free space
+        """Add `key` to the device tier when its encoding starts. Returns the moves that free space
         for it.
 
         keep: images to evict after all others. idle: only background requests need the image.
@@ -416,7 +416,7 @@ class EmbeddingCache:
         return Move(key, "staged", None, self._drop_record(key))
 
     def not_saved(self, key: ImageKey) -> None:
-        """Remove an embedding from the disk tier, as it could not be written.
+        """Remove an embedding from the disk tier because it could not be written.
 
         If it is being read, that read fails as well, and `fetched` removes it.
         """

@@ -404,7 +404,7 @@ class Masks:
     def of(cls, step: int, rows: Sequence[bytes]) -> Masks:
         """Pack the masks for `step`. rows: int32 [ceil(V / 32)] as bytes, for each masked row."""
         kept: list[bytes] = []
-        late: list[int] = []  # recently used indices, as most masks repeat a recent one
+        late: list[int] = []  # recently used indices, because most masks repeat one of them
         lines = []
         for row in rows:
             line = next((line for line in late if kept[line] == row), len(kept))

@@ -196,7 +196,9 @@ def above(bound: float, options: object, *names: str) -> None:
 
 
 def named(options: object, *names: str) -> None:
-    """Raise ConfigError if a list contains "", as it does if an unset shell variable was used."""
+    """Raise ConfigError if a list contains "", which happens if an unset shell variable was
+    used.
+    """
     for name in names:
         if "" in getattr(options, name):
             raise ConfigError(f"{option(name)} is empty: set a value, or omit the option")

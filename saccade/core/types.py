@@ -103,7 +103,9 @@ MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 
 MIN_TEMPERATURE = 1e-6
-"""Lower temperatures mean greedy sampling, as dividing float32 logits by them could overflow."""
+"""Lower temperatures mean greedy sampling because dividing float32 logits by them could
+overflow.
+"""
 MIN_REPETITION_PENALTY = 1e-6
 """A smaller penalty could round to 0 in the logits' dtype, and 0 times a banned token's -inf is
 NaN.
@@ -221,8 +223,8 @@ class SamplingParams:
     """How response tokens are sampled. Raises InvalidRequest if a value is out of bounds.
 
     A request's n-th token depends only on its logits and on (`seed`, n), whatever the rest of the
-    batch is. The front handles `stop` strings, as the engine sees only tokens; the engine handles
-    all other fields.
+    batch is. The front handles `stop` strings because the engine sees only tokens; the engine
+    handles all other fields.
     """
 
     # length
@@ -436,8 +438,8 @@ class TokenLogprobs:
 class PromptScores:
     """The model's scores for C prompt tokens from index `start`, each given the tokens before it.
 
-    `start` is at least 1, as the first token has no context. Scores are packed into bytes because
-    prompts may be long.
+    `start` is at least 1 because the first token has no context. Scores are packed into bytes
+    because prompts may be long.
     """
 
     start: int

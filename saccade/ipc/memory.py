@@ -102,7 +102,7 @@ def end_imports() -> None:
 
 
 def settle() -> None:
-    """Exclude all current objects from future garbage collections, as they live as long as the
+    """Exclude all current objects from future garbage collections because they live as long as the
     process.
 
     A collection over them takes fifty milliseconds or more. In a process that forks, it would also

@@ -47,7 +47,7 @@ class VisionOnlyNet:
 class NoVision:
     """Replaces the vision encoder of a text-only model (`FamilySpec.sees_images`).
 
-    Implements `VisionNet`, but its methods must not be called, as requests contain no images.
+    Implements `VisionNet`, but its methods must not be called, because requests contain no images.
     """
 
     __slots__ = ()

@@ -206,8 +206,8 @@ class KVCacheManager:
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """Add full pages of a running sequence to the prefix cache, as its tokens up to `computed`
-        have valid KV.
+        """Add full pages of a running sequence to the prefix cache, once its tokens up to
+        `computed` have valid KV.
         """
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed

@@ -181,7 +181,7 @@ class GenerationScheduler:
             self.image_scheduler.ask_early(sequence)
 
     def _put_aside(self, sequence: Sequence) -> None:
-        """Preempt or dequeue the active background request, as another request has arrived."""
+        """Preempt or dequeue the active background request because another request has arrived."""
         if sequence.run is not None:
             self._preempt(sequence)
         else:
@@ -223,7 +223,7 @@ class GenerationScheduler:
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that needs the image, as the front could not decode it."""
+        """End every request that needs the image because the front could not decode it."""
         needy = [
             sequence
             for sequence in self.image_scheduler.pixels_failed(key)
@@ -338,7 +338,7 @@ class GenerationScheduler:
         return Masks.of(flight.plan.step, words), deltas
 
     def _mask(self, row: Row, sequence: Sequence, run: Run) -> bytes:
-        """Return the mask of a row. If the sequence has ended, all tokens are allowed, as the
+        """Return the mask of a row. If the sequence has ended, all tokens are allowed because the
         result is ignored.
         """
         grammar_state = sequence.grammar_state
@@ -719,7 +719,7 @@ class GenerationScheduler:
         return deltas
 
     def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
-        """Add full pages to the prefix cache and release used images, as the tokens up to `end`
+        """Add full pages to the prefix cache and release used images, once the tokens up to `end`
         have valid KV.
         """
         before = run.computed

@@ -179,7 +179,7 @@ class Sequence:
         # prompt's length if none are requested.
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
-            self.scored = 1  # the first token has no logprob, as none precedes it
+            self.scored = 1  # the first token has no logprob, because none precedes it
         elif request.reading is not None:
             self.scored = max(0, len(request.tokens) - request.reading.last)
 

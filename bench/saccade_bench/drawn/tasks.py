@@ -178,7 +178,9 @@ def count_scene(draw: Draw, size: tuple[int, int]) -> Scene:
 
 
 def _compatible(rng: random.Random, things: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Replace black in half of the cases if there is also white, as few backgrounds fit both."""
+    """Replace black in half of the cases if there is also white because few backgrounds fit
+    both.
+    """
     colours = {colour for colour, _ in things}
     if {"black", "white"} <= colours and rng.random() < 0.5:
         unused = next(colour for colour in COLOURS if colour not in colours)

@@ -45,8 +45,8 @@ LARGE_SIZES: tuple[Size, ...] = (
 more than 1.5 times the tokens or bytes of the largest of these.
 """
 LAST_SECONDS = 10.0
-"""The time for the child to exit after it has closed its connection, as transformers' shutdown is
-slow.
+"""The time for the child to exit after it has closed its connection. transformers shuts down
+slowly.
 """
 MAX_SIZES = 4096
 """Maximum sizes that a `SizeTable` caches."""

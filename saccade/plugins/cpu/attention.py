@@ -54,7 +54,7 @@ ZEROS = torch.zeros(MAX_HEAD, dtype=BF16)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Implement `long_attention.Softmax`. Imports its kernel here, as few models need it."""
+    """Implement `long_attention.Softmax`. Imports its kernel here because few models need it."""
     from saccade.plugins.cpu.long_attention import softmax_to_bfloat16
 
     return softmax_to_bfloat16(scores)

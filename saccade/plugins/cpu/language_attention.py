@@ -29,7 +29,7 @@ class X86Attention(SdpaAttention):
         takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
         self._takes = takes and shape.kept in attention.KV_DTYPES
         if self._takes and (kind := attention.best_isa()):
-            # compile now, as otherwise the first prompt would wait
+            # compile now; otherwise the first prompt would wait
             attention.functions(shape.head_dim, kind, shape.kept)
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:

@@ -1,8 +1,8 @@
 """Resizes 8-bit RGB images on x86 CPUs with AVX2 or AVX-512. LLVM compiles `resize_code.py` at
 first use (`machine_code.py`).
 
-The caller provides the weights of the filter (`antialias.py`). Does not import PyTorch, as image
-workers run without it. Needs llvmlite, which the extra `cpu` installs.
+The caller provides the weights of the filter (`antialias.py`). Does not import PyTorch, because
+image workers run without it. Needs llvmlite, which the extra `cpu` installs.
 """
 
 from __future__ import annotations

@@ -406,7 +406,8 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     starts = [mul(b, b.add(mul(b, outer.index, rows), i64(row)), 4) for row in range(rows)]
     less = [broadcast(b, load(b, I32, sums, start, 4)) for start in starts]
     begun = [splat(V16I32, 0) if bits == 4 else less[row] for row, _ in cells]
-    # A single row alternates between two accumulators, as each addition waits for the one before.
+    # A single row alternates between two accumulators because each addition waits for the one
+    # before.
     begun += [splat(V16I32, 0)] * (PANEL_VECTORS if rows == 1 else 0)
     inner = Loop(b, steps, [*begun, *outer.values])
     totals, after = _step(module, b, bits, rows, inner.values)

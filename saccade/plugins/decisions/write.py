@@ -65,7 +65,7 @@ class DecisionInputDetails(Struct):
 
 
 class DecisionOutputDetails(Struct):
-    """Always 0, as decisions have no reasoning."""
+    """Always 0 because decisions have no reasoning."""
 
     reasoning_tokens: int = 0
     """Always 0."""

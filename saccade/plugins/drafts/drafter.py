@@ -70,7 +70,9 @@ WEIGHT = 0.02
 SPREAD = 1.0
 """The variance of the number of rows at which measurements weigh as much as `ROW_COST`."""
 OUTLIER = 3.0
-"""The duration of a step is clipped to this multiple of the mean, as outliers have other causes."""
+"""The duration of a step is clipped to this multiple of the mean because outliers have other
+causes.
+"""
 
 
 class Untried(NamedTuple):
@@ -232,7 +234,7 @@ class Drafter:
         return found[: found.index(END)] if END in found else found
 
     def keep_answer(self, sequence: Sequence) -> None:
-        """Store a finished answer, as later answers may repeat it."""
+        """Store a finished answer because later answers may repeat it."""
         if not sequence.request.images or not sequence.output_length:
             return
         start = sequence.prompt_length

@@ -218,7 +218,7 @@ class SpeculativeDecoding(StepPart):
     # ---- after the run
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
-        """Store the answer, as later answers may repeat it."""
+        """Store the answer because later answers may repeat it."""
         if reason in ("stop", "length"):
             self.drafter.keep_answer(sequence)
         self._release(self._runs[run])

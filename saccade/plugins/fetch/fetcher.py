@@ -176,7 +176,7 @@ class Fetcher:
     def _end(self, exchange: asyncio.Task[HttpResponse]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():
-            exchange.exception()  # mark it as retrieved, as the requester may have left
+            exchange.exception()  # mark the exception as retrieved: the requester may have left
 
     async def _exchange(
         self,

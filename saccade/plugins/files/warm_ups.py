@@ -23,7 +23,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 log = logging.getLogger("saccade")
 
 MOST = 64
-"""Maximum queued uploads, as each keeps the prefix that was sent with it."""
+"""Maximum queued uploads. Each keeps the prefix that was sent with it."""
 
 Prepare = Callable[[GenerationRequest, Client], Coroutine[None, None, PreparedRequest]]
 Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]

@@ -250,7 +250,7 @@ class MatcherState:
 
     @property
     def foresees(self) -> bool:
-        """Whether `ahead` may be called, as masks after draft tokens are quick."""
+        """Whether `ahead` may be called. Masks after draft tokens are quick."""
         return not (self._slow or self._slow_ahead)
 
     @property
@@ -366,7 +366,7 @@ class MatcherState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Measure the CPU time of this thread only, as the machine may be busy."""
+        """Measure the CPU time of this thread only because the machine may be busy."""
         begin = time.thread_time()
         try:
             yield
@@ -464,5 +464,5 @@ class Matchers:
                 f"the grammar does not compile: {match.get_error().splitlines()[0]}",
                 code="grammar_too_complex",
             )
-        taken = allocated_bytes() - before  # inexact, as other threads may allocate or free memory
+        taken = allocated_bytes() - before  # inexact: other threads may allocate or free memory
         return Prototype(match, max(MIN_KEPT_BYTES, len(grammar), taken))

@@ -31,8 +31,8 @@ MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 5_000
 """Both in total: 1,000 optional properties take 50 ms to compile, and 5,000 values 25 ms."""
 MAX_MULTIPLE = 1_000
-"""Maximum least common multiple of all `multipleOf` that apply to a number, as the grammar tracks
-each remainder: 1,000,003 of them take 6 s to compile.
+"""Maximum least common multiple of all `multipleOf` that apply to a number. The grammar tracks each
+remainder: 1,000,003 of them take 6 s to compile.
 """
 
 MAX_INTERSECTED = 8

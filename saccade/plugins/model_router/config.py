@@ -51,7 +51,7 @@ ROUTER_OPTIONS = {
 }
 """Options that are not allowed in a model's `args`, and the alternatives."""
 SHARED_OPTIONS = ("--files-dir",)
-"""Options that must be the same for all servers, as any of them may use an upload."""
+"""Options that must be the same for all servers, because any server may use an upload."""
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):

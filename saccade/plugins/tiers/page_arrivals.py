@@ -49,7 +49,7 @@ FEWEST_TOKENS = 16
 FIRST_SECONDS = 0.02
 """The latency of the first page, whatever its size. Rates do not include it."""
 LEAST = 1e-12
-"""The lower bound of a measured rate in seconds per byte, as 0.0 means unmeasured."""
+"""The lower bound of a measured rate in seconds per byte. 0.0 means unmeasured."""
 NO_GAIN = 0.9
 """A read starts if it should take less than this fraction of the time to compute the tokens."""
 NONE: Mapping[PageTier, float] = {}

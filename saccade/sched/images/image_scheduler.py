@@ -517,8 +517,8 @@ class ImageScheduler:
     def _patches_encoding(self, *, awaited: bool = False) -> list[int]:
         """Return the number of patches of each image that is being encoded.
 
-        Embeddings from another server are left out, as they are loaded within their step. awaited:
-        also leave out images that only background requests need.
+        Embeddings from another server are left out because they are loaded within their step.
+        awaited: also leave out images that only background requests need.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [

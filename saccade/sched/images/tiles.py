@@ -160,7 +160,7 @@ class TileIndex:
         return tokens, tuple(pieces)
 
     def forget(self) -> None:
-        """Clear the index, as the embeddings were flushed."""
+        """Clear the index because the embeddings were flushed."""
         self._names.clear()
         self._images_by_tile.clear()
         self._encoding.clear()

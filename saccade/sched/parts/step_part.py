@@ -108,7 +108,7 @@ class StepPart:
         """A run has ended. `run.node` is its last full page. reason: None if it was preempted."""
 
     def flush(self) -> None:
-        """Drop state that refers to cached content, as the caches are being cleared."""
+        """Drop state that refers to cached content, when the caches are cleared."""
 
     def measure(self, metrics: Metrics) -> None:
         """Copy counters and gauges to the metrics."""

@@ -118,7 +118,7 @@ def read_response_format(
 def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
     """Read the named schema of `response_format.json_schema`, or of `text.format` in Responses.
 
-    `strict` has no effect, as schemas are always enforced. Raises InvalidRequest.
+    `strict` has no effect, because schemas are always enforced. Raises InvalidRequest.
     """
     name = value.get("name")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):

@@ -39,7 +39,7 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Placeholder tokens. They are embedded as `padding`, as their embeddings get replaced."""
+    """Placeholder tokens. They are embedded as `padding` because their embeddings get replaced."""
 
     tokens: tuple[int, ...]
     padding: int

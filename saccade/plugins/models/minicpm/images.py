@@ -25,7 +25,7 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.minicpm.config import MergingTower, Sibling, read_mode
 
 MARGIN = 1.25
-"""How much a slice's aspect ratio may exceed the ideal one, as slices have whole pixels."""
+"""How much a slice's aspect ratio may exceed the ideal one. Slices have whole pixels."""
 UPSIZES = ("always", "never")
 """Whether an image with fewer pixels than a slice is enlarged (`small_image_upsize`)."""
 RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
