@@ -1,6 +1,6 @@
 """Installs Saccade into the Python that runs this: `python scripts/install.py PIP-ARGUMENTS`, for
-example `'.[cpu]'`. PyTorch comes first. By pip, or by uv where this Python has no pip, as in the
-environments that uv makes.
+example `'.[cpu]'`. PyTorch comes first. It is installed by pip, or by uv if this Python has no pip,
+as in the environments that uv creates.
 
 The public index has PyTorch's build for CUDA, with gigabytes that a machine without an NVIDIA
 driver cannot use. On such a machine, PyTorch's own index of CPU builds is added to the indexes of

@@ -1,4 +1,5 @@
-"""Where to look for each word of an answer: the shapes or characters in the images that it names.
+"""Positions to look at for each word of an answer: the shapes or characters in the images that it
+names.
 
 These positions are derived from a turn and its scenes. During training, they supervise one
 attention head. They are not used for inference.

@@ -447,7 +447,7 @@ class Trainer:
             self.right[kind][1] += int(full.sum())
 
     def _count(self, batch: TrainingBatch, hit: Tensor) -> None:
-        """Count the answers of which every token was the most likely one."""
+        """Count the answers in which every token was the most likely one."""
         whole = torch.ones(len(batch.kinds), dtype=torch.bool)
         whole[batch.answer_turns[~hit]] = False
         for kind, right in zip(batch.kinds, whole.tolist(), strict=True):

@@ -1,5 +1,6 @@
 """The bookkeeping of the embedding cache: the tier and the worth of each image's embedding, and
-which embeddings to evict. Also counts how often images are used, and records how they were encoded.
+which embeddings to evict. It also counts how often images are used, and records how they were
+encoded.
 
 The workers have the tensors, and execute the `Move`s that this module returns. Embeddings pinned by
 clients (`pins.py`) are evicted last.
@@ -63,8 +64,8 @@ class Popularity:
 
 
 class GhostList:
-    """The last `size` encoded images, each with its most recent preprocessing settings. Used to
-    explain cache misses.
+    """The last `size` encoded images, each with its most recent preprocessing settings. It is used
+    to explain cache misses.
 
     Entries include the salt, so that a tenant cannot learn which images others have used.
     """
@@ -268,7 +269,8 @@ class EmbeddingCache:
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """Return True if `num_tokens` more fit in the device's budget beside the held embeddings.
+        """Return True if `num_tokens` more fit in the device's budget in addition to the held
+        embeddings.
 
         If none are held, any image fits, because a single image may exceed the budget.
         """
@@ -370,7 +372,7 @@ class EmbeddingCache:
     def pin_for_client(self, key: ImageKey, client: str, seconds: int) -> None:
         """Pin `key` for a client for `seconds`, whatever its tier.
 
-        No-op if the embedding is not cached, or exceeds what the client may pin.
+        This is a no-op if the embedding is not cached, or exceeds what the client may pin.
         """
         if self.locate(key) is not None:
             self._pinned.pin([(key, self._bytes(key))], client, seconds)

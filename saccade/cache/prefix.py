@@ -271,8 +271,8 @@ class PrefixCache:
     def allocate_slot(self) -> int | None:
         """Return a slot for a snapshot, or None while all slots are being written.
 
-        This is a free slot, or that of the least recently used snapshot. Snapshots of pinned pages
-        are evicted last.
+        This is a free slot, or the slot of the least recently used snapshot. Snapshots of pinned
+        pages are evicted last.
         """
         assert self.snapshots is not None
         line, node = self.snapshots.allocate_slot(lambda node: not node.pinned)

@@ -155,7 +155,7 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """Open a file like `beside`, but create it if it is missing. Existing content is kept."""
+    """Open a file like `beside` does, but create it if it is missing. Existing content is kept."""
     return beside(path, flags | os.O_CREAT)
 
 

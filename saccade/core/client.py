@@ -1,5 +1,5 @@
-"""The client that sent a request, which determines its cache, files and fair share. Also limits
-on the requests in flight, in total and per client.
+"""The client that sent a request, which determines its cache, files and fair share. This module
+also limits the requests in flight, in total and per client.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _hashed(name: str, given: str) -> str:
 def client_address(host: str) -> str:
     """Return the address that a client's connections are counted under.
 
-    For IPv6 this is the /64 network, as one client usually has all of its addresses. An IPv4-mapped
-    IPv6 address is counted as the IPv4 address.
+    For IPv6 this is the /64 network, because one client usually has all of its addresses. An
+    IPv4-mapped IPv6 address is counted as the IPv4 address.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -354,7 +354,7 @@ class FamilySpec(Protocol):
 
     @property
     def encoder_blocks(self) -> int:
-        """The number of blocks in the vision encoder, each of which computes every patch."""
+        """The number of blocks in the vision encoder. Each block computes every patch."""
         ...
 
     @property

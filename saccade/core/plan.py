@@ -73,7 +73,7 @@ class Open:
 
 
 class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
-    """Score the prompt tokens at [first, end), each of which follows a token in the row.
+    """Score the prompt tokens at [first, end). Each of them follows a token in the row.
 
     `top` is the number of alternatives to return with each.
     """
@@ -179,7 +179,8 @@ class Encode:
     given: int = 0
     adapter: int = 0  # number of the adapter that the vision encoder uses; 0: none
     idle: bool = False  # no request waits for it, so other images are encoded first
-    # tiles that need not be encoded. `patches` counts those of the other tiles, and is at least 1.
+    # tiles that need not be encoded. `patches` counts the patches of the other tiles, and is at
+    # least 1.
     copies: tuple[TileCopy, ...] = ()
 
 
@@ -397,7 +398,7 @@ class Masks:
     step: int
     words: bytes  # int32 [L, ceil(V / 32)]; token t is bit t % 32 of word t // 32
     # index in `words` for each row with `masked`, in order. Equal masks are common and stored once,
-    # as a mask is large (19 KB for V = 152,064).
+    # because a mask is large (19 KB for V = 152,064).
     lines: tuple[int, ...]
 
     @classmethod

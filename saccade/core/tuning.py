@@ -1,5 +1,5 @@
-"""Metadata for fields of option dataclasses, which marks basic options and tuning values. Also
-checks of their bounds, with errors in terms of the command line.
+"""Metadata for fields of option dataclasses, which marks basic options and tuning values. This
+module also checks their bounds, with errors in terms of the command line.
 
 `saccade serve --help` lists only basic options. A tuning value is one that Saccade normally chooses
 itself. It exists for measurements and tests, and is set by `--tune NAME=VALUE` or as a field.

@@ -198,7 +198,9 @@ class _Wire(asyncio.Protocol):
         return sent and whole and self._framed and self._kept
 
     def close(self) -> None:
-        """Close the connection immediately, so that the worker notices that its client has gone."""
+        """Close the connection immediately, so that the worker notices that its client has
+        disconnected.
+        """
         if self._transport is not None:
             self._transport.abort()
 

@@ -157,7 +157,7 @@ def drawing_bytes(spec: FamilySpec, rows: int) -> int:
 
 
 def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes of permanent buffers besides graphs: tables by slot, and cached image
+    """Return the bytes of permanent buffers other than graphs: tables by slot, and cached image
     positions.
     """
     positions = POSITION_CACHE_BYTES if spec.sees_images else 0

@@ -64,8 +64,8 @@ VIT_GRAPH_SIZES = (
 )
 """Sizes of the vision encoder's graphs, in patches.
 
-From 512 on, each size is at most a quarter larger than the one before, because padding is computed
-in vain. Larger batches use a GPU fully without a graph.
+From 512 on, each size is at most a quarter larger than the one before, because computing padding is
+wasted work. Larger batches use a GPU fully without a graph.
 """
 WHOLE_PATCHES = 2048
 """Maximum size of a graph for a server with a language model. A graph is replayed without
@@ -225,7 +225,7 @@ def resolve_tower(
     caches: CacheOptions,
     settings: EngineSettings,
 ) -> EngineConfig:
-    """Like `resolve`, for a server that only encodes images: without KV pages, and without limits
+    """Resolve the settings of a server that only encodes images. It has no KV pages, and no limits
     on encoding that leave time for other work.
     """
     cuda = hardware.device == "cuda"

@@ -65,9 +65,9 @@ def weights_elsewhere(folder: Path) -> list[Path]:
 class Section:
     """One JSON object in a file, with methods that check a field's type. Null counts as missing.
 
-    Methods accept several names of the same field, of which the first that is present is used. They
-    raise CheckpointError with the file and the field if a field has the wrong type, or is missing
-    and there is no default.
+    Methods accept several names of the same field, and use the first that is present. They raise
+    CheckpointError with the file and the field if a field has the wrong type, or is missing and
+    there is no default.
     """
 
     where: str  # the file and the section, for errors

@@ -1,5 +1,5 @@
 """Finds the model family of an architecture. Families are the `Family` records in the `__init__.py`
-of the directories next to this file, and of packages that plugins list. Also finds a model's
+of the directories next to this file, and of packages that plugins list. It also finds a model's
 directory, and the format of its weight files, which plugins can add too (`Plugin.formats`).
 
 Plugins' records are imported only if no core family supports the architecture. Then only the

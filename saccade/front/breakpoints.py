@@ -84,7 +84,7 @@ class Mark:
 
     place: str  # path in the client's request
     seconds: int | None  # None: as in `prompt_cache_options`, or 30 minutes
-    strict: bool  # Anthropic's, of which more than four are an error
+    strict: bool  # Anthropic's; more than four are an error
     message: int | None = None
     part: int | None = None
 

@@ -149,8 +149,8 @@ class InputImagePart(ImageSizeOptions, tag_field="type", tag="input_image", kw_o
 
 
 class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
-    """An image by URL, or in the format of other libraries. In Python, also bytes, a Pillow image,
-    an array, or a path.
+    """An image by URL, or in the format of other libraries. In Python, it may also be bytes, a
+    Pillow image, an array, or a path.
     """
 
     image: Any = None

@@ -547,7 +547,7 @@ class RequestManager:
             pooled_output=delta.pooled_output,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
-            self._send(Abort(answer.request.id))  # a stop string, of which the engine is not aware
+            self._send(Abort(answer.request.id))  # a stop string, which the engine does not see
         answer.events.put_nowait(event)
 
     def _found(self, answer: _Answer, outcome: ImageOutcome) -> FoundImage:

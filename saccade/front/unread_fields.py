@@ -306,7 +306,7 @@ class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SpokenAnswer(AnyFields):
-    """The audio of an earlier answer, by its id, as sent back by OpenAI's SDK. Accepted and
+    """The audio of an earlier answer, by its id, as sent back by OpenAI's SDK. It is accepted and
     ignored.
     """
 

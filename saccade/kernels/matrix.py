@@ -136,7 +136,7 @@ class Matrix(ABC):
     def pad_outputs(self, _sizes: Sequence[int], _more: int, /) -> Matrix:
         """Return the matrix with `more` zero outputs after each part. Call before `ready`.
 
-        sizes: the numbers of outputs of the parts, of which the matrix is a concatenation.
+        sizes: the numbers of outputs of the parts that the matrix concatenates.
         """
         raise AssertionError(f"a {type(self).__name__} is packed")
 
@@ -145,7 +145,7 @@ class Matrix(ABC):
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def stack(self, _matrices: Sequence[Matrix], _ops: MatmulOps, /) -> Stack | None:
-        """Stack a layer's experts, of which this is the first, into one tensor.
+        """Stack a layer's experts into one tensor. This matrix is the first.
 
         Returns `None` if the backend does not support such tensors.
         """

@@ -293,7 +293,7 @@ class Batcher:
         # Words for each token: its id, a position per axis, a KV slot, and an index in a splice.
         # For each row, and as many draft tokens as slots: a slot, three for sampling, and two half
         # words (q_starts, kv_lengths). For each update: an index and half a word. For each other
-        # row, of which there is at most one per token: a slot and two half words.
+        # row (at most one per token): a slot and two half words.
         words = (3 + self._axes) * (chunk_tokens + slots) + 12 * slots + 2 * UPDATES + 4
         words += 2 * (1 + chunk_tokens)
         self._staging = Staging(words, device)

@@ -49,7 +49,7 @@ class KVCacheManager:
         return self._refused[0] if self._refused else None
 
     def forget_refusal(self) -> None:
-        """Reset `refused`, as a sequence was admitted or the refused one has ended."""
+        """Reset `refused` when a sequence was admitted or the refused one has ended."""
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:

@@ -8,12 +8,12 @@ sequences.
 
 A plan refers to tokens by position. So the next plan can be made before the values of the tokens
 that the plan in flight samples are known. If such a token ends the output, the next plan's row for
-the sequence is computed in vain, and ignored.
+the sequence is wasted, and its result is ignored.
 
 Each step takes running sequences, the oldest first: one token for each decoding sequence, then
-chunks of prompts within the token budget, of which each client has a share, then new sequences in
-the order of their turns. An older sequence may preempt the youngest ones to get their pages, so
-that the oldest always makes progress. Sequences that wait for images do not delay the others.
+chunks of prompts within the token budget, which clients share, then new sequences in the order of
+their turns. An older sequence may preempt the youngest ones to get their pages, so that the oldest
+always makes progress. Sequences that wait for images do not delay the others.
 """
 
 from __future__ import annotations
@@ -218,7 +218,9 @@ class GenerationScheduler:
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """Use an embedding that another server has computed. Otherwise like `pixels_ready`."""
+        """Use an embedding that another server has computed. Otherwise it is the same as
+        `pixels_ready`.
+        """
         self.image_scheduler.pixels_ready(key, given=True)
         return []
 
@@ -320,8 +322,8 @@ class GenerationScheduler:
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
         """Return the masks for the oldest plan in flight, once, if any of its rows are masked.
 
-        Send them before any later plan. Call this after every call of `plan` and `apply`. Also ends
-        requests whose grammars have become too complex, and returns their deltas.
+        Send them before any later plan. Call this after every call of `plan` and `apply`. This also
+        ends requests whose grammars have become too complex, and returns their deltas.
         """
         flight = self._flights[0] if self._flights else None
         if flight is None or not flight.unmasked:

@@ -185,7 +185,7 @@ class Sequence:
 
     @property
     def last_use(self) -> dict[ImageKey, int]:
-        """As in `PromptImages`."""
+        """The position after each image's last token, as in `PromptImages`."""
         return self.shown.last_use
 
     @property
@@ -286,7 +286,7 @@ class Sequence:
         """Return True if one more token may be planned after those of the plans in flight.
 
         That requires that the maximum length is not reached, and that the token's mask will be
-        ready in time. Always True for a request that generates no tokens.
+        ready in time. It is always True for a request that generates no tokens.
         """
         if self.request.reading is not None:
             return True

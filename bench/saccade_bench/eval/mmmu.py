@@ -1,9 +1,9 @@
 """MMMU (Yue et al. 2023, arXiv 2311.16502): college-level questions with images; multiple-choice or
 open answers.
 
-The scoring rules reimplement the published evaluation (github.com/MMMU-Benchmark/MMMU, eval). As
-there, an answer without a recognizable choice is scored as a random one, which depends only on the
-question's id.
+The scoring rules reimplement the published evaluation (github.com/MMMU-Benchmark/MMMU, eval). As in
+that evaluation, an answer without a recognizable choice is scored as a random one, which depends
+only on the question's id.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ async def replaced(trial: Trial) -> Finding:
 async def changed(trial: Trial) -> Finding:
     """Compare two images that a URL returns one after the other with an old modification date and
     an ETag, but without an expiry time, so that heuristic caching would consider the first one
-    fresh. Then the same through a redirect.
+    fresh. Then do the same through a redirect.
     """
     for path in ("image.png", "moved"):
         found = await _put_anew(trial, path, tagged=True)

@@ -80,7 +80,7 @@ class Asker:
         return await self.say([*parts, {"type": "text", "text": question}], **extra)
 
     async def say(self, parts: Sequence[dict[str, Any]], **extra: Any) -> JudgedAnswer:
-        """Like `ask`, with the message's content parts."""
+        """Do what `ask` does, with the message's content parts."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": list(parts)}],

@@ -47,7 +47,7 @@ class NumberImage:
 
 
 def numbers(seed: int, count: int, digits: int = 5) -> list[str]:
-    """Return random numbers of which any two differ in at least two digits, so that misreading one
+    """Return random numbers. Any two of them differ in at least two digits, so that misreading one
     digit never yields another one. The last digit is a checksum of the others.
     """
     rng = random.Random(f"prove/{seed}")

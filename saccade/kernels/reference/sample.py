@@ -153,7 +153,7 @@ def sample_among(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample a token [D] for each row of `scaled` [D, V] from its `size` top tokens.
 
-    Also returns [D] whether these include all candidates. Otherwise the token is meaningless.
+    It also returns [D] whether these include all candidates. Otherwise the token is meaningless.
 
     limits [D]: LIMIT, at most V. columns: float32 [D, COLUMNS]. points [D]: uniform numbers.
     """

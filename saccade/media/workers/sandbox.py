@@ -23,7 +23,7 @@ from typing import NamedTuple
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1, 1 << 2
 """The flag keeps speculative execution enabled. Before Linux 5.16, a filter disabled it to protect
-secrets, of which this process has none.
+secrets. This process has none.
 """
 CAPABILITY_VERSION_3 = 0x20080522
 

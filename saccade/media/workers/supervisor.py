@@ -451,7 +451,7 @@ class SupervisorFiles:
     def unpack(
         cls, wanted: SupervisorOptions, descriptors: list[int]
     ) -> tuple[SupervisorFiles, int]:
-        """Assign the descriptors to fields. Also returns the pipe for the exit status."""
+        """Assign the descriptors to fields. It also returns the pipe for the exit status."""
         front, lifeline, report, *others = descriptors
         arena = others.pop(0) if wanted.arena_bytes else None
         return cls(wanted, front, lifeline, arena, tuple(others)), report

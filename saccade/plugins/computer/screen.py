@@ -17,7 +17,7 @@ THOUSANDTHS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One edge of a screen: `size` pixels, in the model's `units`, of which the last is `last`."""
+    """One edge of a screen: `size` pixels, in the model's `units`. `last` is the last unit."""
 
     size: int
     units: int

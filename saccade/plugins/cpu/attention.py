@@ -155,7 +155,7 @@ def _layout(
     positions_of: Sequence[npt.NDArray[np.int64]],
     fold: int = 1,
 ) -> KeyLayout:
-    """Return the layout for consecutive parts, each of which has its own keys.
+    """Return the layout for consecutive parts that have separate keys.
 
     parts: (first row, number of rows, number of keys, keys that the first row sees) of each part.
         Every further row sees one key more, up to all of them.

@@ -35,7 +35,7 @@ longer was probably stopped.
 """
 POLL_SECONDS = 0.01
 LOCK_DIGITS = 15
-"""Hexadecimal digits of a name that form the offset of its lock, as an offset has 63 bits."""
+"""Hexadecimal digits of a name that form the offset of its lock. An offset has 63 bits."""
 
 
 @dataclass(slots=True)

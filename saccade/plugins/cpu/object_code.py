@@ -128,7 +128,7 @@ def _load_sections(
 ) -> tuple[_Memory, dict[int, int]]:
     """Copy sections into memory. Returns the memory, and the address of each section by index.
 
-    Also allocates memory for each common symbol, whose key is -1 minus the symbol's index.
+    It also allocates memory for each common symbol, whose key is -1 minus the symbol's index.
     """
     allocations = [
         (index, section.size, section.align, bool(section.flags & SHF_WRITE))

@@ -47,8 +47,8 @@ def _largest(patterns, count):
 
 @numba.njit(inline="always")
 def _around(weights, patterns, count, least):
-    """Return the total weight and number of tokens whose pattern is at least `least`, and then both
-    for those whose pattern is larger.
+    """Return two pairs of total weight and number of tokens: for tokens whose pattern is at least
+    `least`, and for tokens whose pattern is larger.
     """
     mass, many, before, ahead = np.float64(0), np.int64(0), np.float64(0), np.int64(0)
     for at in range(count):

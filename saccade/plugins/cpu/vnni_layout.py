@@ -232,7 +232,9 @@ def bytes_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Like `panels_linear`, for an 8-bit matrix: a row of x is quantized with a single scale."""
+    """Do the same as `panels_linear`, for an 8-bit matrix. A row of x is quantized with a single
+    scale.
+    """
     words, scales = matrix.values, matrix.scales
     if more := 4 * words.shape[1] - x.shape[1]:
         x = F.pad(x, (0, more))
@@ -323,7 +325,7 @@ def panels_reference(
 ) -> torch.Tensor:
     """Return the same result as `panels_linear` for the packed `matrix`, in plain PyTorch.
 
-    Used in tests.
+    Tests use this function.
     """
     numbers, zeros = numbers_of(matrix), matrix.zeros
     groups = -(-matrix.inputs // matrix.group)

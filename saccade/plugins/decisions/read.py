@@ -1,8 +1,8 @@
 """The prompts for POST /v1/decisions: one per question, all starting with the input.
 
 A prompt is the input as a conversation, then a question, which is answered by one label. It does
-not depend on the other questions. Also selects the tokens that serve as labels. `fields.py` has the
-fields.
+not depend on the other questions. This module also selects the tokens that serve as labels.
+`fields.py` has the fields.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class DecisionOutputDetails(Struct):
 
 
 class DecisionUsage(Struct):
-    """The tokens of all prompts, each of which contains the input. Each answer is one label."""
+    """The tokens of all prompts. Each prompt contains the input. Each answer is one label."""
 
     input_tokens: int
     input_tokens_details: DecisionInputDetails

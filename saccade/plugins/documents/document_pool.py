@@ -107,8 +107,9 @@ class _Work:
 
     @property
     def use(self) -> str:
-        """The name of what is rejected if this job fails. If drawing a page is too slow, its text
-        and other pages may still be read, and if a region is too slow, so may the whole page.
+        """The name of the content that is rejected if this job fails. If drawing a page is too
+        slow, its text and other pages may still be read, and if a region is too slow, so may the
+        whole page.
         """
         if self.page is None:
             return "sizes"

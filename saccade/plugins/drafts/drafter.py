@@ -49,7 +49,7 @@ HEAD_TOKENS = 3
 TRIAL = 16
 """If an MTP head's drafts are not worth their cost, one is requested every so many tokens."""
 MARGIN = 1.05
-"""The minimum predicted speedup, as a sequence with drafts has to wait for their result."""
+"""The minimum predicted speedup. A sequence with drafts has to wait for their result."""
 BUSY_ROWS = 4
 """With more rows than this in a batch, nothing is drafted: it would speed up some sequences and
 delay others, and the batch would break up into steps with some of its rows each.
@@ -187,7 +187,7 @@ class Drafter:
         return worthwhile(rate, most, rows, self.costs.row)
 
     def settle(self, speculation: Speculation, accepted: int) -> None:
-        """Record the result of the draft tokens in flight, of which `accepted` were accepted."""
+        """Record the result of the draft tokens in flight: `accepted` of them were accepted."""
         source, proposed = speculation.source, len(speculation.draft_tokens)
         self.proposed[source] += proposed
         self.accepted[source] += accepted

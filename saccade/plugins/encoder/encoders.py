@@ -80,8 +80,8 @@ class NoEmbedding(Exception):
 
 
 class _Encoder:
-    """One encoder server. After a failure it gets no requests until `away_until`, for `away`
-    seconds.
+    """One encoder server. After a failure, it gets no requests for `away` seconds, until
+    `away_until`.
     """
 
     def __init__(self, url: str) -> None:

@@ -149,7 +149,7 @@ def merged_by_rank(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]
 def _spaced(
     file: GgufFile, vocabulary: FileVocabulary, merges: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return tokenizer.json's parts for a vocabulary with a symbol in place of spaces."""
+    """Return tokenizer.json's parts for a vocabulary in which a symbol replaces spaces."""
     spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
     keep = vocabulary.keep_space
     known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)

@@ -381,7 +381,9 @@ class ModelPool:
         return self.budget - used
 
     def _choose_victims(self, need: int) -> None:
-        """Make servers yield until `need` bytes will be free, as far as they may be evicted yet."""
+        """Make servers yield until `need` bytes will be free, or no other server may be evicted
+        yet.
+        """
         now = monotonic()
         while self._free(soon=True) < need:
             candidates = [model for model in self.models if model.open]

@@ -105,7 +105,7 @@ def read_quantization(config: Section) -> Quantization | None:
 
 
 def _refuse_nested(section: Section) -> None:
-    """Raise CheckpointError if a nested section has a quantization of its own."""
+    """Raise CheckpointError if a nested section has its own quantization."""
     for name, value in section.data.items():
         if name in NAMES and value is not None:
             method = value.get("quant_method") if isinstance(value, dict) else value

@@ -435,7 +435,7 @@ class ItemReader:
             case MessageItem(role=role):
                 where = where or f"{place}.content"
                 content, marks = _content(item.content, where, self._limits)
-                # Chat templates only know the role's older name.
+                # Chat templates support only the role's older name.
                 role = "system" if role == "developer" else role
                 self._add(Message(role, content, marks=marks, place=where))
             case ResultItem():

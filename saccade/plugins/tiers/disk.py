@@ -201,8 +201,8 @@ STORE = Folder
 def locked(path: Path) -> int:
     """Lock a file, and return its descriptor; closing it releases the lock.
 
-    Waits up to `LOCK_SECONDS`, as a killed server may need a moment to exit. Raises OSError if
-    another server still holds the lock.
+    It waits up to `LOCK_SECONDS`, because a killed server may need a moment to exit. Raises OSError
+    if another server still holds the lock.
     """
     handle, until = made_beside(str(path), os.O_RDWR), time.monotonic() + LOCK_SECONDS
     while True:

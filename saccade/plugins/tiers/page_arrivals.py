@@ -181,7 +181,7 @@ class PageArrivals:
     # ---- finding pages
 
     def of(self, sequence: Sequence) -> Restore:
-        """Return the record of what was loaded for a sequence."""
+        """Return the record of the pages that were loaded for a sequence."""
         if (restore := self._restores.get(sequence)) is None:
             restore = self._restores[sequence] = Restore()
         return restore

@@ -1,5 +1,5 @@
 """Samples tokens from logits: bans and biases, then penalties, then sampling
-(`kernels/reference/sample.py`), in vLLM's order. Also computes log-probabilities.
+(`kernels/reference/sample.py`), in vLLM's order. It also computes log-probabilities.
 
 Each slot's parameters and token counts are on the device, so that the host can launch the next step
 immediately. A sampled token depends only on its own logits, the seed, and the number of tokens

@@ -589,8 +589,8 @@ class ImageScheduler:
         self._release_prefetched({each.key for _, each in sequence.upcoming(horizon)})
         idle = sequence.run is None and not (builder.works or self._patches_encoding())
         if idle and not self._embeddings.fits(image.num_tokens):
-            # They were encoded while more of the sequence's prefix was cached. As nothing is in
-            # progress, no other event would free this memory.
+            # They were encoded while more of the sequence's prefix was cached. Nothing is in
+            # progress, so no other event would free this memory.
             self._release_prefetched({each.key for _, each in sequence.upcoming(start)})
 
     def _encode(self, sequence: Sequence, here: InFlightImage, walk: ImageScan) -> None:
@@ -674,7 +674,7 @@ class ImageScheduler:
     def audit(self) -> None:
         """Assert that the slots in use are those of images in flight.
 
-        Also asserts that arrived pixels, and embeddings in the ahead state, are needed by some
+        It also asserts that arrived pixels, and embeddings in the ahead state, are needed by some
         sequence.
         """
         slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())

@@ -104,7 +104,7 @@ class GraphRunner(Generic[Inputs]):
     ) -> None:
         """Capture the graphs, the largest first.
 
-        `progress`: the title of a progress bar. By default, there is none.
+        `progress`: the title of a progress bar. There is none by default.
         `unit`: all sizes are multiples of it.
         `prepare`: called with the work of all sizes before the first capture.
         """

@@ -22,8 +22,8 @@ ROWS_PER_SEGMENT = 16
 run eagerly.
 """
 MAX_UNBOUNDED = 32
-"""The limit for segments that may be as long as the graph: each one launches blocks for N rows,
-most of which have no work.
+"""The limit for segments that may be as long as the graph: each one launches blocks for N rows, and
+most blocks have no work.
 """
 
 

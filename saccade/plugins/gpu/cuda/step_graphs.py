@@ -96,8 +96,8 @@ class CapturedSteps:
         )
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest frame for `rows` rows, of which `decoding` decode, and `tokens`
-        tokens.
+        """Return the smallest frame for `rows` rows and `tokens` tokens, where `decoding` of the
+        rows decode.
 
         Returns `None` if the step is too large for all frames.
         """

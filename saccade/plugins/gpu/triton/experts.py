@@ -203,7 +203,7 @@ def _up(
         block_k,
     )  # fmt: skip
     kind = out.dtype.element_ty
-    gate = gate.to(kind).to(tl.float32)  # rounded as the reference does
+    gate = gate.to(kind).to(tl.float32)  # rounded like the reference
     gated = activated(gate, tanh).to(kind).to(tl.float32) * other.to(kind).to(tl.float32)
     to = out + place.to(tl.int64)[:, None] * width + n[None, :]
     tl.store(to, tl.trans(gated).to(kind), mask=here[:, None] & known[None, :])
