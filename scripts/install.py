@@ -235,8 +235,8 @@ class Installer(Protocol):
         ...
 
     def resolve(self, wanted: Sequence[str]) -> list[Package]:
-        """Return what it would install. The list is empty if this fails, in which case the
-        installation will report the reason.
+        """Return the packages that it would install. The list is empty if this fails, in which case
+        the installation will report the reason.
         """
         ...
 

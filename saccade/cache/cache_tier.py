@@ -47,7 +47,7 @@ class CacheTier(Generic[K]):
         self._floor = 0.0
         self._clock = 0
         self._items: dict[K, _Item] = {}
-        # (priority, stamp, key). An entry is stale unless its stamp is that of the item.
+        # (priority, stamp, key). An entry is stale unless its stamp equals the item's.
         self._heap: list[tuple[float, int, K]] = []
 
     def __contains__(self, key: object) -> bool:

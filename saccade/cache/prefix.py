@@ -122,7 +122,7 @@ class PrefixCache:
         self._pool = pool
         self._roots: dict[Partition, Node] = {}
         self._clock = count(1)
-        # heap of (used, tie-breaker, node). An entry is stale unless `used` is that of the node.
+        # heap of (used, tie-breaker, node). An entry is stale unless `used` equals the node's.
         self._leaves: list[tuple[int, int, Node]] = []
         self.pages = 0
         self.evictable = 0  # pages that `evict` could free now

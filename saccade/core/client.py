@@ -21,7 +21,7 @@ SHARE = 0.5
 bytes in flight, and the disk for uploaded files.
 """
 SALT_BYTES = 16
-"""Length of the salts used inside the server, independent of what a client sends."""
+"""Length of the salts used inside the server, independent of the salts that clients send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Client:
     """The client that sent a request."""
 
     name: str = ""  # the API key's name; "" for the key from --api-key, or without keys
-    address: str = ""  # where the connection comes from; "" for calls from Python
+    address: str = ""  # the connection's source address; "" for calls from Python
     shares_cache: bool = False
     limited: bool = False  # one of several clients, each limited to `SHARE` of the total
 

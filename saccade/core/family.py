@@ -425,8 +425,8 @@ class FamilySpec(Protocol):
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder by the tokens of `images[k]`, and by what the family
-        puts around them.
+        """Replace the k-th image placeholder by the tokens of `images[k]` and the tokens that the
+        family puts around them.
 
         `times` is `Span.time` of each image; if empty, it is None for all. Raises InvalidRequest
         if the numbers of placeholders and images differ.

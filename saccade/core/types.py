@@ -359,8 +359,8 @@ class Caching:
     family: str = ""  # the client's name for a group of prompts with a common prefix
     # the adapter whose weights compute the KV; adapters do not share cached KV
     adapter: AdapterRef = NO_ADAPTER
-    # A background request: it runs only if there are no others, and what it adds to the caches is
-    # evicted first unless another request uses it.
+    # A background request. It runs only if there are no others, and its cache entries are evicted
+    # first unless another request uses them.
     idle: bool = False
     # tokens that the client expects in the response, used as draft tokens
     prediction: tuple[int, ...] = ()
@@ -501,7 +501,7 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """Where the result for one image of a prompt came from."""
+    """How the result for one image of a prompt was obtained."""
 
     image: int
     # kv: all its tokens were in the cached prefix. embedding: its embedding was cached.

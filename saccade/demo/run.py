@@ -1,7 +1,7 @@
 """`saccade demo`: serve the demo model, ask it about three images, show the answers and cache hits,
 and continue serving.
 
-It is an ordinary HTTP client: everything that it shows comes from the API.
+It is an ordinary HTTP client: everything that it shows is from the API.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ small ones.
 
 
 class BodyThreads:
-    """Threads that parse bodies. Large bodies have a thread of their own, so that other bodies do
-    not wait for them.
+    """Threads that parse bodies. Large bodies have a separate thread, so that other bodies do not
+    wait for them.
 
     The threads start when they are first used.
     """
@@ -161,7 +161,7 @@ class BodyWatcher(Protocol):
         """The last bytes are here."""
 
     async def settle(self, tenant: str) -> None:
-        """The body was read: it is `tenant`'s, and so is what was started."""
+        """The body was read, so the body and the work that it started belong to `tenant`."""
 
     def close(self) -> None:
         """The request has ended. Stop and release all that was started."""

@@ -27,8 +27,8 @@ log = logging.getLogger("saccade")
 LOW_PART = 20
 """Memory is short if less than 1/LOW_PART of the total is left."""
 LEFT_PART = 10
-"""Or, if that is less, 1/LEFT_PART of what was left at start-up, because the machine may already
-have been full.
+"""Or, if that is less, 1/LEFT_PART of the memory available at start-up, because the machine may
+already have been full.
 """
 STALLED = 10.0
 """If processes wait for memory for at least this percentage of the time, the watermarks are

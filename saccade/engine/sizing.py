@@ -129,7 +129,7 @@ FEWEST_SNAPSHOTS = 2
 
 
 def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
-    """Return the requested dtype, or for "auto" that of the checkpoint.
+    """Return the requested dtype, or the checkpoint's dtype for "auto".
 
     Returns bfloat16 if the engine does not support the dtype.
     """
@@ -149,7 +149,7 @@ def resolve(
 ) -> EngineConfig:
     """Derive every option that is not set.
 
-    dtype: that of the loaded weights.
+    dtype: the dtype of the loaded weights.
     hardware: what each of `ranks` ranks has.
     settings: options of plugins.
 
@@ -591,6 +591,6 @@ def kv_page_bytes(
 ) -> int:
     """Return the bytes of one KV page over all layers, on each of `ranks` ranks.
 
-    dtype: that of the model. kept: as `KVConfig.dtype`.
+    dtype: the model's dtype. kept: as `KVConfig.dtype`.
     """
     return page_size * spec.kv_spec(ranks).with_dtype(kept).token_bytes(dtype)

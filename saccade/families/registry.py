@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def stated_in(name: str) -> Iterator[Family]:
-    """Yield the `Family` records in a package's `__init__.py`, and in those of its subpackages."""
+    """Yield the `Family` records in the `__init__.py` of a package and of its subpackages."""
     package = import_module(name)
     folders = [each.name for each in iter_modules(package.__path__, f"{name}.") if each.ispkg]
     for module in (package, *map(import_module, folders)):
@@ -38,7 +38,7 @@ def stated_in(name: str) -> Iterator[Family]:
 
 @cache
 def core_families() -> tuple[Family, ...]:
-    """Return the families of the core, without those of plugins."""
+    """Return the core's families, without the plugins' families."""
     return tuple(stated_in("saccade.families"))
 
 

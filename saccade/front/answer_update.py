@@ -23,7 +23,7 @@ Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
 
 @dataclass(frozen=True, slots=True)
 class FoundImage:
-    """Where an image of a request was found, and what it cost.
+    """How an image of a request was obtained, and what it cost.
 
     The times in milliseconds are 0 unless the work was done for this request.
     """

@@ -39,7 +39,7 @@ class CacheControl(AnyFields):
 class PromptCacheBreakpoint(AnyFields):
     """OpenAI's breakpoint: keep the prompt up to here.
 
-    The default of ttl is that of `prompt_cache_options`, or else 30m.
+    The default of ttl is the ttl of `prompt_cache_options`, or else 30m.
     """
 
     mode: Literal["explicit"] = "explicit"

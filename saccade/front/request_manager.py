@@ -327,7 +327,7 @@ class RequestManager:
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
-        """Return what the engine reported at its start.
+        """Return the information that the engine reported at its start.
 
         Raises EngineUnavailable unless the engine is ready.
         """
@@ -345,7 +345,7 @@ class RequestManager:
 
     @property
     def proven(self) -> bool:
-        """False if no test compares this architecture's answers with those of the reference."""
+        """False if no test compares this architecture's answers with the reference."""
         return not self.intake.spec.unproven
 
     # ---- requests

@@ -116,7 +116,7 @@ def has_switches(preparation: Preparation) -> bool:
 
 
 def has_other_length(preparation: Preparation) -> bool:
-    """Return True if the length of the prompt may differ from that of its encoded text."""
+    """Return True if the length of the prompt may differ from the length of its encoded text."""
     longer = preparation.readable != preparation.context_length
     return has_media(preparation) or has_rules(preparation) or longer
 

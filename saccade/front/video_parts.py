@@ -96,7 +96,7 @@ AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
 
 
 class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How to sample videos that set no options of their own, and information about frames
+    """How to sample videos without their own options, and information about frames
     (`media_io_kwargs.video`).
     """
 

@@ -30,7 +30,7 @@ def start_tied(
     """Start a process that runs a module of Saccade. The kernel kills it when the calling thread
     exits.
 
-    environment: the process's environment; None uses that of this process.
+    environment: the process's environment; None uses this process's environment.
     options: passed to `subprocess.Popen`. Raises OSError.
     """
     inherited = os.environ if environment is None else environment

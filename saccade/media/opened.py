@@ -16,8 +16,8 @@ from saccade.media.sources.fairness import Requester
 from saccade.media.workers.decode_queue import Job
 
 Kind = Literal["still", "video", "document", "region"]
-"""Where an image comes from: an image file, frames of a video, a page of a document, or a region of
-an image.
+"""The source of an image: an image file, frames of a video, a page of a document, or a region of an
+image.
 """
 
 

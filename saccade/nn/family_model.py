@@ -132,7 +132,8 @@ DENSE_LAYER = r"(self_attn|mlp)\.[a-z]+_proj\.weight"
 def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
     """Return a pattern for the names of a language model's matrices: embedding, head and layers.
 
-    of_layer: a pattern for what follows a layer's index. others: patterns for entire names.
+    of_layer: a pattern for the rest of the name after a layer's index. others: patterns for entire
+    names.
     """
     layers = rf"language_model\.layers\.\d+\.({of_layer})"
     ends = r"language_model\.embed_tokens\.weight", r"lm_head\.weight"

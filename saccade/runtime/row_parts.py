@@ -74,7 +74,7 @@ def find_state_part(kind: type[RowExtra]) -> Callable[[FamilyNet, bool], StatePa
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The D rows of a step that sample a token, and what is known before their logits."""
+    """The D rows of a step that sample a token, and the inputs of sampling other than logits."""
 
     rows: Sequence[int]  # each row's slot, on the host
     counts: Sequence[int]  # how many tokens each row's sequence has sampled before

@@ -20,7 +20,7 @@ Images = Many[Image]
 
 
 class ChunkLimit(NamedTuple):
-    """Where a chunk must end. `missing` is the image that it ends before, if that image is not
+    """The end of a chunk. `missing` is the image that it ends before, if that image is not
     available.
     """
 

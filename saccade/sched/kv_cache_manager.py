@@ -179,8 +179,8 @@ class KVCacheManager:
         return fits
 
     def _covers(self, available: int, sequence: Sequence, path: list[Node]) -> bool:
-        """Return True if `available` pages are enough for what a sequence needs soon in addition to
-        `path`.
+        """Return True if `available` pages are enough for the pages that a sequence needs soon in
+        addition to `path`.
         """
         unheld = sum(self._pool.refs[node.page] == 1 for node in path)
         return available - unheld >= self._needs_soon(sequence) - len(path)

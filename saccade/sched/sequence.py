@@ -264,7 +264,9 @@ class Sequence:
         return self.scored - (self.request.reading is None)
 
     def extras(self, start: int, end: int) -> tuple[RowExtra, ...]:
-        """Return what a row with tokens `[start, end)` computes besides the next token."""
+        """Return the results that a row with tokens `[start, end)` computes in addition to the next
+        token.
+        """
         if self.scored >= self.prompt_length:
             return ()
         request = self.request

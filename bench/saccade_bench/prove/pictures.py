@@ -39,7 +39,7 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class NumberImage:
-    """An encoded image. `number` is what it shows, or "" if it is not readable."""
+    """An encoded image. `number` is the number that it shows, or "" if it is not readable."""
 
     encoded: bytes
     number: str

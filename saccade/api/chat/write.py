@@ -36,7 +36,7 @@ class PromptTokensDetails(Struct):
     cache_write_tokens: int = 0
     image_tokens: int = 0
     video_tokens: int | UnsetType = UNSET
-    """Tokens that stand for videos. Absent without videos."""
+    """Tokens that represent videos. Absent without videos."""
     cached_tokens_by_tier: dict[Tier, int] | UnsetType = UNSET
     """Where the cached tokens were: device, host, disk. Absent if all were on the device."""
     prepared_tokens: int | UnsetType = UNSET
@@ -233,7 +233,7 @@ class MissReason(Struct):
 
     type: CacheMissReason
     """Why the cache missed. An earlier prompt continued differently, an image changed size, or the
-    cached data has gone.
+    cached data was evicted.
     """
     place: str
     """The part of the request where the difference begins."""
@@ -587,8 +587,8 @@ class TextShape:
 def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
     """Return the likeliest tokens by their text, the best first.
 
-    Tokens may have the same text, because part of a character has no text of its own. Of these,
-    only the best is returned.
+    Tokens may have the same text, because part of a character has no text. Of these, only the best
+    is returned.
     """
     found: dict[str, float] = {}
     for token, logprob in top:

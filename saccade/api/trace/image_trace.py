@@ -40,7 +40,7 @@ class ImageCost(Struct):
     place: str
     """The part of the request, such as messages[0].content[1]."""
     digest: str
-    """blake3 of the image's bytes, in hexadecimal. For a region, that of the whole image."""
+    """blake3 of the image's bytes, in hexadecimal. For a region, the size of the whole image."""
     format: str
     """The image's type, according to its bytes."""
     bytes: int
@@ -50,7 +50,7 @@ class ImageCost(Struct):
     resized: Size
     """The size that the model sees."""
     tokens: int
-    """Tokens that stand for the image."""
+    """Tokens that represent the image."""
     region: tuple[int, int, int, int] | UnsetType = UNSET
     """The shown part, as [x0, y0, x1, y1]. Absent for the whole image."""
 
@@ -126,7 +126,7 @@ class TilesTrace(Struct):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """Where one image was found, and what it cost."""
+    """The cache hit or misses of one image, and its cost."""
 
     found: Level
     tier: Tier | UnsetType = UNSET  # tier of the embedding, if that was found
@@ -226,7 +226,7 @@ class RequestTimes(Struct):
 
 
 class CacheTrace(Struct, omit_defaults=True):
-    """What the prefix cache had of a request's prompt, and what it keeps."""
+    """The cached tokens of a request's prompt, and the tokens that are now pinned."""
 
     cached_tokens: int
     tiers: dict[Tier, int] = {}  # cached tokens by tier

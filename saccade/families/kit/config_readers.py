@@ -93,7 +93,7 @@ def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
 
 
 def read_heads(text: Section) -> tuple[int, int]:
-    """Return the number of query heads, and that of key/value heads. Raises CheckpointError."""
+    """Return the numbers of query heads and of key/value heads. Raises CheckpointError."""
     heads = text.count("num_attention_heads")
     kv_heads = text.count("num_key_value_heads", default=heads)
     if heads % kv_heads:

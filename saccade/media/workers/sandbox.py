@@ -162,7 +162,7 @@ def _limit(memory: int, threads: bool) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Drop all capabilities, including that of raising hard limits. Raises OSError."""
+    """Drop all capabilities, including the one to raise hard limits. Raises OSError."""
     head = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
     _check(libc.syscall(syscall_table().capset, head, bytes(24)))
 

@@ -2,8 +2,8 @@
 the next one.
 
 Owns the sessions, their trim rules, and the trust in each client, all within limits. A request
-belongs to a session if it contains the session's last answer, and comes from the same client with
-the same salt. Nothing is shared across salts.
+belongs to a session if it contains the session's last answer, and is from the same client with the
+same salt. Nothing is shared across salts.
 """
 
 from __future__ import annotations
@@ -238,7 +238,9 @@ class Sessions:
                 yield rule.cut((*before, answer), session.coming), rule
 
     def _guesses(self, turn: SessionTurn) -> Sequence[TrimRule]:
-        """Return the rules to try for an agent: its client's last one, or those of known agents."""
+        """Return the rules to try for an agent: its client's last one, or the rules of known
+        agents.
+        """
         session = turn.session
         if session.grown < GROWN:
             return ()

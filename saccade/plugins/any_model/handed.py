@@ -168,7 +168,7 @@ def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
     """Return True if two values differ only by rounding.
 
-    within: the relative tolerance; by default, that of the dtype of `theirs`.
+    within: the relative tolerance; by default, the tolerance of the dtype of `theirs`.
     """
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         if ours.shape != theirs.shape:

@@ -303,7 +303,7 @@ def processor_of(own: OwnProcessor) -> Any:
 
 
 def content_token(config: Any) -> int:
-    """Return the ID of the token that stands for each row of an image."""
+    """Return the ID of the token that represents each row of an image."""
     said = config.to_dict()
     if not isinstance(said.get("vision_config"), dict):
         raise Unservable("its images go through no tower that config.json names (vision_config)")

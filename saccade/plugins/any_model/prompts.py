@@ -88,7 +88,7 @@ def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
 def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
     """Return the known sizes, those with the fewest tokens first.
 
-    Sizes with a single image row come last, because some models' own code mistakes it for none.
+    Sizes with a single image row are last, because some models' own code mistakes it for none.
     """
     images = spec.images
     return sorted(

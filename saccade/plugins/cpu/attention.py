@@ -261,7 +261,8 @@ def attend_pages(
     """Attend causally with q [T, Hq, D], a few tokens of each sequence, to keys and values in KV
     pages.
 
-    Results are bit-identical to those of `attend`. table: from `paged_blocks`, for these heads.
+    Results are bit-identical to the results of `attend`. table: from `paged_blocks`, for these
+    heads.
     """
     count, heads, dim = q.shape
     kv_heads, kind = cache.keys.shape[1], best_isa()

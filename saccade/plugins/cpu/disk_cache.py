@@ -167,7 +167,7 @@ def _digest(name: str, content: bytes) -> bytes:
 def _evict(folder: PrivateFolder) -> None:
     """Remove the least recently used files until the rest take at most `MAX_BYTES`.
 
-    Leaves files alone whose names are not those of cached content.
+    Removes only files with the names of cached content.
     """
     found = [entry for entry in folder.entries() if NAME.fullmatch(entry[0])]
     total = sum(stat.st_size for _, stat in found)

@@ -73,7 +73,9 @@ class Kernel:
     """
 
     def __init__(self, code: str, name: str, *sizes: int) -> None:
-        """Load the kernel from disk, or compile it. The arguments are those of `object_file`."""
+        """Load the kernel from disk, or compile it. The arguments are the same as for
+        `object_file`.
+        """
         self.function = machine_code.link(object_file(code, name, *sizes), (name,))[name]
 
     def __call__(self, items: int, values: int, *numbers: int) -> None:

@@ -52,7 +52,7 @@ def functions() -> Mapping[str, Function]:
 
 
 def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
-    """Resize the width of `source` to that of `target`, and write the result there.
+    """Resize the width of `source` to the width of `target`, and write the result there.
 
     Both are [height, width, 3].
     """
@@ -64,7 +64,7 @@ def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
 
 
 def resize_height(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
-    """Resize the height of `source` to that of `target`, and write the result there.
+    """Resize the height of `source` to the height of `target`, and write the result there.
 
     Both are [height, width, 3].
     """

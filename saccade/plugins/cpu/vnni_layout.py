@@ -61,7 +61,7 @@ class Int4Panels(Matrix):
     """A packed Int4Matrix."""
 
     # int32 [panels, inputs / 8, PANEL]. Byte j (0 to 3) of word i has the weight of input 8 i + j
-    # in its lower 4 bits, and that of input 8 i + 4 + j in its upper 4 bits.
+    # in its lower 4 bits, and the weight of input 8 i + 4 + j in its upper 4 bits.
     words: torch.Tensor
     scales: torch.Tensor  # float16 [panels, groups, PANEL], times `unit`
     zeros: torch.Tensor  # zero points: float16 [panels, groups, PANEL]
@@ -213,7 +213,7 @@ def panels_linear(
 ) -> torch.Tensor:
     """Return `x @ matrix.T + bias`, [T, out], for x [T, in].
 
-    dtype: dtype of the result; default: that of x.
+    dtype: the dtype of the result; default: the dtype of x.
     """
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)

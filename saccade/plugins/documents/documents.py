@@ -268,7 +268,7 @@ class Documents:
     ) -> _Known:
         """Look up the texts, and the hashes of pages drawn in this way, in the metadata.
 
-        Metadata of a selection of pages are stored separately from those of all pages.
+        Metadata of a selection of pages are stored separately from metadata of all pages.
         """
         file, drawn = measured.file, measured.drawn
         some = () if measured.shown == tuple(range(measured.count)) else (measured.shown,)

@@ -336,7 +336,7 @@ _CHECKED_BYTES = 1 << 20
 
 
 def _fault(values: memoryview, given: EmbeddingResult) -> str:
-    """Return what is wrong with an embedding's values, or ""."""
+    """Return a description of the error in an embedding's values, or ""."""
     if blake3(values).hexdigest() != given.blake3:
         return "the checksum of an embedding is wrong"
     bits = _EXPONENTS[given.tower.dtype]

@@ -24,7 +24,7 @@ RESULT_HEADER = "x-saccade-embedding"
 class EmbeddingRequest:
     """A request for the embedding of `image` by the vision encoder `tower`.
 
-    The encoder derives the preprocessing settings from the other fields, which are those of the
+    The encoder derives the preprocessing settings from the other fields, which are from the
     client's request.
     """
 

@@ -1,5 +1,5 @@
 """Qwen-VL models in GGUF files, from Qwen2-VL to Qwen3.5: how metadata and tensor names are mapped
-to those of transformers. The changes that llama.cpp's converter makes to tensors (Qwen3.5's norms,
+to transformers' names. The changes that llama.cpp's converter makes to tensors (Qwen3.5's norms,
 decays and order of heads) are undone.
 """
 

@@ -62,7 +62,7 @@ class Grammars:
     ) -> None:
         """Cache at most `most` grammars, with texts of at most `most_bytes` in total.
 
-        The most recent grammar is cached whatever its size.
+        The most recent grammar is cached even if it is larger.
         """
         self.nbytes = 0
         self._most_bytes = most_bytes

@@ -417,7 +417,7 @@ class Matchers:
         """Create an empty cache.
 
         `most`, `most_bytes`: the maximum number of prototypes, and of their memory. The most recent
-        one is cached whatever its size.
+        one is cached even if it is larger.
         """
         self._most_bytes = most_bytes
         self._lexicon = lexicon

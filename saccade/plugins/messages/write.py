@@ -49,7 +49,7 @@ class MessageUsage:
     written: int  # those stored at a breakpoint
     read: int  # those read from the cache
     output: int
-    hour: int = 0  # those of `written` that are stored for an hour or more
+    hour: int = 0  # the tokens in `written` that are stored for an hour or more
     beside: Mapping[str, Any] = field(default_factory=dict)  # other fields of a chat's usage
 
     def body(self) -> dict[str, Any]:

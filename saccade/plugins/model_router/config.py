@@ -111,7 +111,7 @@ class ModelsConfig:
     """The whole file. Durations are in seconds, memory in bytes."""
 
     models: tuple[ModelConfig, ...]  # the first one is the default
-    memory: int | None = None  # None: a fraction of what is free
+    memory: int | None = None  # None: a fraction of the free memory
     idle: float | None = 600.0  # time without requests until a server is stopped; None: never
     stay: float = 10.0  # minimum time between a server's start and its eviction
     patience: float = 300.0  # maximum time that a request waits for its model

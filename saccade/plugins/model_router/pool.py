@@ -298,7 +298,7 @@ class ModelPool:
     # ---- memory
 
     def need(self, model: ManagedModel) -> int:
-        """Return the bytes needed to start the model: declared, measured, or those of its files.
+        """Return the bytes needed to start the model: declared, measured, or the size of its files.
 
         If none is known, because the model is not downloaded yet, it needs the whole budget.
         """

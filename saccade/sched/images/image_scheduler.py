@@ -129,7 +129,7 @@ class ImageScheduler:
 
     def ask_early(self, sequence: Sequence) -> None:
         """Request a new sequence's images before the next plan, unless an earlier sequence could
-        not request all of its own.
+        not request all of its images.
         """
         self._reclaim(sequence)
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():

@@ -233,6 +233,6 @@ def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
     """Return a capture function for graphs that are replayed one at a time.
 
     Graphs that may run concurrently, such as the vision encoder's and the language model's, need
-    separate memory pools and workspaces. priority: that of the kernels.
+    separate memory pools and workspaces. priority: the priority of the kernels.
     """
     return CudaCapture(priority) if like.is_cuda else eager

@@ -65,8 +65,8 @@ def _rope_and_cache(
 ):
     """Program (token, block of heads): of queries, then keys, then values.
 
-    Each value's rotation partner is loaded separately, and comes from the L1 cache. Exchanging
-    values between threads would cost more.
+    Each value's rotation partner is loaded separately, from the L1 cache. Exchanging values between
+    threads would cost more.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)

@@ -185,7 +185,7 @@ def slice_size(size: Size, grid: tuple[int, int], scale: int, unit: int) -> Size
 def _multiple(length: float, of: int) -> int:
     """Return the multiple of `of` nearest to `length`, at least `of`.
 
-    Ties go to the even multiple (Python's `round`).
+    Ties round to the even multiple (Python's `round`).
     """
     return max(round(length / of) * of, of)
 
