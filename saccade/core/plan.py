@@ -150,7 +150,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TileCopy:
-    """Reuse the rows of tile `place` of image `key` for tile `tile` of an image to encode.
+    """Reuse the embedding rows of tile `place` of image `key` for tile `tile` of an image to
+    encode.
 
     `key` is the image itself, or one whose embedding is on the device or on the host when the step
     starts, before its moves. `grid` is the grid of `key`.
@@ -195,8 +196,8 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Use the embedding of `key` for batch rows `[row, row + length)`, instead of the token
-    embedding table: its rows `[offset, offset + length)`.
+    """Use rows `[offset, offset + length)` of the embedding of `key` as the input of batch rows
+    `[row, row + length)`, instead of rows of the token embedding table.
     """
 
     row: int
@@ -264,7 +265,7 @@ class Change:
     """A change to the model's weights or memory, made before anything else in the step.
 
     load adapter: load it from `folder` as number `adapter`.
-    drop adapter: unload `adapter`, which no request or encoding uses any longer.
+    drop adapter: unload `adapter`. No request or encoding uses it.
     weights: replace the model's weights by those in `folder`. The step computes nothing else.
     adapt: recapture the vision encoder's CUDA graphs for recent traffic, while no request runs.
     may sleep: only check, and report why the model cannot sleep.
@@ -284,7 +285,7 @@ ADAPT = Change("adapt")
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The outcome of a change."""
+    """The result of a `Change` on one rank."""
 
     error: str = ""  # why it was not made; "": it was made
     fingerprint: str = ""  # identifies the loaded weights

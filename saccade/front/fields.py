@@ -223,7 +223,9 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 def unsupported(
     path: str, instead: str = "", code: str = "unsupported_parameter"
 ) -> InvalidRequest:
-    """Return the error for a field that is not supported. `instead` says what to do."""
+    """Return the error for a field that is not supported. instead: advice that is added to the
+    message.
+    """
     path = path if len(path) <= 200 else path[:200] + "..."
     advice = f": {instead}" if instead else ""
     return InvalidRequest(f"{path}: this parameter is not supported{advice}", path, code)
@@ -235,7 +237,9 @@ def unknown(path: str, instead: str = "") -> InvalidRequest:
 
 
 def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
-    """Return the error for a value that is not in `choices`. `instead` says what to do."""
+    """Return the error for a value that is not in `choices`. instead: advice that is added to the
+    message.
+    """
     *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
     allowed = f"{', '.join(most)} or {last}" if most else last
     code = None if most else "unsupported_parameter"

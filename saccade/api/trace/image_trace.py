@@ -89,8 +89,8 @@ class ImageTimes(Struct):
 class ImageStarts(Struct, omit_defaults=True):
     """When each stage of an image started, in milliseconds after the request's arrival.
 
-    Negative if an earlier request started the stage, or if it started while the request's body
-    arrived. Absent if the stage was skipped.
+    A time is negative if an earlier request started the stage, or if it started while the request's
+    body arrived. It is absent if the stage was skipped.
     """
 
     fetch: float

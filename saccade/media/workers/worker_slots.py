@@ -291,7 +291,9 @@ class WorkerSlots:
             ) from error
 
     def settle(self, unsettled: str, tenant: str) -> None:
-        """Assign the bytes of an unsettled tenant to `tenant`."""
+        """Assign workers and bytes to `tenant`, once it is known which tenant `unsettled` stands
+        for.
+        """
         for slot in self._slots:
             if slot.tenant == unsettled:
                 slot.tenant = tenant
@@ -404,8 +406,8 @@ class WorkerSlots:
 
 
 def _readers_of(tenant: str) -> tuple[str, str]:
-    """Return the tenants whose workers may read a tenant's bytes: itself, and the probable tenant
-    of an unsettled one.
+    """Return the tenants whose workers may read a tenant's bytes: the tenant itself, and the
+    probable tenant of bytes whose tenant is not known yet.
     """
     return tenant, tenant.partition(UNSETTLED)[0]
 

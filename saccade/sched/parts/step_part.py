@@ -1,8 +1,8 @@
-"""Parts of a step: optional features of a scheduler, each with its own state per sequence.
+"""Optional features of the scheduler, called parts, each with its own state per sequence.
 
-`Parts` creates the parts that the limits, the caches and the requests need. The scheduler calls the
-methods of `StepPart` on each, without depending on any particular part. A part overrides the
-methods that it needs.
+`Parts` creates the parts that the limits, the caches and the requests require. The scheduler calls
+the methods of `StepPart` on each part, and depends on no particular one. A part overrides only the
+methods that it uses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartContext:
-    """The constructor argument of a part."""
+    """The argument of a part's constructor."""
 
     limits: SchedulerLimits
     pool: PagePool
@@ -38,10 +38,12 @@ class PartContext:
 
 
 class StepPart:
-    """Callbacks during a run, from its admission to its end, and for plans in flight."""
+    """The callbacks of a part. The scheduler calls them while a sequence runs, from its admission
+    to its end, and for plans in flight.
+    """
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """A run starts, after the last of its cached pages."""
+        """A sequence starts to run, after the last of its cached pages."""
 
     def decode(
         self,
