@@ -91,7 +91,7 @@ def _place(experts, order, starts, pairs, before, count: tl.constexpr):
     blocks = tl.cdiv(pairs, BLOCK)
     mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     placing = mine < blocks * BLOCK
-    number = mine - blocks * BLOCK  # the expert's index, for programs after the pairs' programs
+    number = mine - blocks * BLOCK  # the expert's index, for programs after those of pairs
     wanted = tl.load(experts + mine, mask=mine < pairs, other=0).to(tl.int32)
     wanted = tl.where(placing, wanted, number + before)
     place = tl.zeros([BLOCK], tl.int32)
@@ -203,7 +203,7 @@ def _up(
         block_k,
     )  # fmt: skip
     kind = out.dtype.element_ty
-    gate = gate.to(kind).to(tl.float32)  # rounded like the reference
+    gate = gate.to(kind).to(tl.float32)  # rounded as the reference does
     gated = activated(gate, tanh).to(kind).to(tl.float32) * other.to(kind).to(tl.float32)
     to = out + place.to(tl.int64)[:, None] * width + n[None, :]
     tl.store(to, tl.trans(gated).to(kind), mask=here[:, None] & known[None, :])
@@ -262,7 +262,7 @@ def _sum(
     size: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Program (row): out = the sum over the row's experts that this rank has."""
+    """Program (row): out = the sum over those of the row's experts that this rank has."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, columns)
     total = tl.zeros([columns], tl.float32)

@@ -163,7 +163,7 @@ def _many(
     block_n: tl.constexpr,
 ):
     """Program (block of outputs, block of rows). Weights are scaled in registers before they are
-    multiplied because Hopper can read the left operand from registers.
+    multiplied, as Hopper can read the left operand from registers.
     """
     form: tl.constexpr = x.dtype.element_ty
     chunks: tl.constexpr = (inputs + LENGTH - 1) // LENGTH

@@ -65,8 +65,8 @@ def _rope_and_cache(
 ):
     """Program (token, block of heads): of queries, then keys, then values.
 
-    Each value's rotation partner is loaded separately, from the L1 cache. Exchanging values between
-    threads would cost more.
+    Each value's rotation partner is loaded separately, and comes from the L1 cache. Exchanging
+    values between threads would cost more.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
@@ -86,7 +86,7 @@ def _rope_and_cache(
         root = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)[:, None]
         weight = tl.load(rows + c[None, :], mask=weighed, other=0.0).to(tl.float32)
         other = tl.load(rows + partner[None, :], mask=weighed, other=0.0).to(tl.float32)
-        kind = qkv.dtype.element_ty  # round before the rotation, like the reference
+        kind = qkv.dtype.element_ty  # round before the rotation, as the reference does
         x = tl.where(is_value[:, None], x, (x * root * weight).to(kind).to(tl.float32))
         y = tl.where(is_value[:, None], y, (y * root * other).to(kind).to(tl.float32))
     cos = tl.load(cos_table + token * turned + c, mask=c < turned, other=1.0)[None, :]
@@ -226,7 +226,7 @@ def _gate(gate_up, out, size: tl.constexpr, block: tl.constexpr, tanh: tl.conste
     kind = out.dtype.element_ty
     left = tl.load(at, mask=known, other=0.0).to(tl.float32)
     right = tl.load(at + size, mask=known, other=0.0).to(tl.float32)
-    gated = activated(left, tanh).to(kind).to(tl.float32)  # rounded like the reference
+    gated = activated(left, tanh).to(kind).to(tl.float32)  # rounded as the reference does
     tl.store(out + row * size + c, (gated * right).to(kind), mask=known)
 
 

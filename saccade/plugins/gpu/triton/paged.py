@@ -175,7 +175,7 @@ def attend_causal(
 ):
     """Attend to keys [from_key, end) of a sequence. Returns (acc0, acc1, top, total).
 
-    The queries are from `tokens` tokens at positions from `before` on. The first one attends to
+    The queries are those of `tokens` tokens at positions from `before` on. The first one attends to
     `least_seen` keys, and none to keys from `end` on. Blocks of keys that all queries attend to are
     computed without masks.
     """

@@ -264,7 +264,7 @@ def _merge(
     window: tl.constexpr,
 ):
     """Program (row, query head): merge the row's splits, if there are several, weighted by their
-    denominators. It also resets the number of splits taken, for the next layer.
+    denominators. Also resets the number of splits taken, for the next layer.
     """
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     if (row == 0) & (head < kv_heads):

@@ -106,7 +106,7 @@ def _add_norm_scaled(
     value = added.to(tl.float32)
     root = tl.rsqrt(tl.sum(tl.sum(value * value, 1), 0) / size + eps)
     value *= root * tl.load(weight + c, mask=known, other=0.0).to(tl.float32)
-    value = value.to(kind).to(tl.float32)  # rounded like the reference
+    value = value.to(kind).to(tl.float32)  # rounded as the reference does
     _put(value, values, scales, row, line, c, known, scale_stride, size, width, largest, least)
 
 
@@ -131,7 +131,7 @@ def _gate_scaled(
     kind = gate_up.dtype.element_ty
     left = tl.load(at, mask=known, other=0.0).to(tl.float32)
     right = tl.load(at + size, mask=known, other=0.0).to(tl.float32)
-    gated = (left * tl.sigmoid(left)).to(kind).to(tl.float32)  # rounded like the reference
+    gated = (left * tl.sigmoid(left)).to(kind).to(tl.float32)  # rounded as the reference does
     value = (gated * right).to(kind).to(tl.float32)
     _put(value, values, scales, row, line, c, known, scale_stride, size, width, largest, least)
 
