@@ -171,7 +171,7 @@ class EmbeddingCache:
         self._listener: EmbeddingListener | None = None
         self._staged: set[ImageKey] = set()
         self.beyond_budget = self._begin(self.disk, on_disk) if self.disk is not None else []
-        """Moves that delete files of an earlier run which exceed the disk tier's budget."""
+        """Moves that delete files of an earlier run, because they exceed the disk tier's budget."""
 
     def _begin(
         self, disk: CacheTier[ImageKey], found: Iterable[tuple[ImageKey, int]]

@@ -1,4 +1,4 @@
-"""The pins of one cache: which client has pinned which items, and until when.
+"""The pins of one cache: the items that each client has pinned, and until when.
 
 A pin expires after its time, which each use by the client renews. Each client is charged for its
 pins in the cache's unit (pages or bytes). `PinTable` records pins and charges; the cache computes

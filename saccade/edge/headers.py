@@ -2,7 +2,7 @@
 
 `client_of` identifies the client of a request. `auth.py` identifies those with a key.
 
-`Guard` limits which web pages can use a server that has no key: its own pages, and those of
+If a server has no key, `Guard` limits the web pages that can use it to its own pages and those of
 --cors-origins. A server on a loopback address cannot be reached from other machines, but the local
 browser can reach it, and web pages may send requests to any address. Such a page is recognized by
 its `Origin` or `Sec-Fetch-Site`. A page whose own host name resolves to this machine (DNS

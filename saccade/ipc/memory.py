@@ -118,7 +118,7 @@ LIMITS = ("memory.max", "memory.high")
 throttles them.
 """
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""Fields of a cgroup's memory.stat that count memory which the kernel reclaims when necessary."""
+"""Fields of a cgroup's memory.stat that count reclaimable memory."""
 
 
 @dataclass(frozen=True, slots=True)

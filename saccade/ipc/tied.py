@@ -1,4 +1,4 @@
-"""Starts processes that the kernel kills when the process that started them exits for any reason.
+"""Starts processes that the kernel kills when their parent exits for any reason.
 
 `saccade.ipc.tied PARENT COMMAND...` runs the command. PARENT is the pid of the process that started
 it.

@@ -2,8 +2,8 @@
 x @ weight.T, whatever the format of the weight.
 
 `Adapters` is created with a network, and each new linear layer gets its `LowRank` from it.
-`plugins/changes/adapters.py` adds and removes adapters. `assign` sets which rows use which adapter
-before a forward pass. Without adapters, layers do no extra work.
+`plugins/changes/adapters.py` adds and removes adapters. Before a forward pass, `assign` sets the
+adapter of each row. Without adapters, layers do no extra work.
 """
 
 from __future__ import annotations

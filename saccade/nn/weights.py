@@ -62,7 +62,7 @@ class Weights(Protocol):
         ...
 
     def equals(self, part: Part, values: torch.Tensor, /) -> bool:
-        """Return True if the stored slice equals `values`, which have the form that `load` returns.
+        """Return True if the stored slice equals `values`, in the form that `load` returns.
 
         It is always True for random weights. Raises CheckpointError if the tensor is missing or has
         another shape.

@@ -40,7 +40,7 @@ ROW_TOKENS = 8
 
 
 class Frame(NamedTuple):
-    """The padded shape of a step, which equals the shape of the CUDA graph that it replays.
+    """The padded shape of a step. It equals the shape of the CUDA graph that the step replays.
 
     Padding rows write to the dummy page and attend to no keys. Padding image rows are added to
     padding tokens.

@@ -749,7 +749,7 @@ class GenerationScheduler:
     def _append(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
     ) -> list[Delta]:
-        """Append a generated token. Returns deltas, which are batched for requests that are not
+        """Append a generated token. Returns deltas. They are batched for requests that are not
         streamed.
         """
         sequence.tokens.append(token)

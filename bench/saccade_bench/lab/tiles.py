@@ -15,7 +15,9 @@ SPECIAL = (
     *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<img>", "</img>", "<IMG_CONTEXT>"),
     *("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"),
 )
-"""InternVL's special tokens, which follow those that Qwen2.5's tokenizer shares with Qwen-VL."""
+"""InternVL's special tokens. They follow the tokens that Qwen2.5's tokenizer shares with
+Qwen-VL.
+"""
 CHAT_TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}

@@ -99,7 +99,7 @@ class FoldedPatchEmbed:
     For still images, whose frames are equal, the matrix's slices for the frames are added up. For
     two different frames of a video, another matrix has the slices separately.
 
-    The input is bytes minus 128, which bfloat16 represents exactly and which keeps products small.
+    The input is bytes minus 128. bfloat16 represents these values exactly, and products stay small.
     The constant part of the normalization is added in float32.
     """
 

@@ -53,7 +53,7 @@ started.
 """
 
 OVERTAKEN = 8
-"""How many times a job that waits for memory can be overtaken by smaller jobs that fit."""
+"""How many times smaller jobs can overtake a job that waits for memory."""
 
 _numbers = itertools.count()
 Key = TypeVar("Key", bound=Hashable)

@@ -360,7 +360,7 @@ class Supervisor:
         self, worker: ImageWorker, order: Decode | ReadDocument, start: int, end: int
     ) -> None:
         """Copy from a worker's outbox to its inbox. The data must not pass through this process's
-        own memory, which workers that are forked later inherit. So it is copied by the kernel.
+        own memory, because workers that are forked later inherit it. So it is copied by the kernel.
         """
         assert worker.outbox is not None
         inbox, offset = self._files.inboxes[worker.number], order.answer_at

@@ -51,7 +51,9 @@ MAX_ALIKE = 16
 MAX_COMPARED = 64
 """The number of latest messages by which sessions with the same answer are distinguished."""
 GROWN = 1
-"""Requests that only add an image after which a session may be an agent's, so a rule is guessed."""
+"""After this many requests that only add an image, a session may be an agent's, so a rule is
+guessed.
+"""
 
 K = TypeVar("K")
 Tenant = tuple[str, str, str]

@@ -26,7 +26,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight [out, in], which is unpacked each time that a module accesses it."""
+        """The weight [out, in]. It is unpacked at each access."""
         return self.matrix.dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

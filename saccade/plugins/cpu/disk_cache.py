@@ -1,5 +1,5 @@
 """A cache on disk for compiled code and the results of start-up measurements. The key of a file is
-a text (`words`) that covers everything that its content depends on.
+a text (`words`) that covers all inputs of its content.
 
 The least recently used files are removed to limit the size of the directory. A file begins with a
 digest of its name and content, so an incomplete or foreign file counts as missing. If the disk

@@ -1,4 +1,4 @@
-"""A loader for ELF object files that supports the few relocation types that LLVM emits for kernels.
+"""A loader for ELF object files. It supports the few relocation types that LLVM emits for kernels.
 With it, a process that finds its code in the cache does not load LLVM, which takes 0.1 s.
 
 Loaded code is never freed. The format is defined by the System V ABI, in the chapters on object

@@ -3,8 +3,8 @@
 This module selects an encoder, applies the time limit, and checks the response. After any failure,
 this server encodes the image itself, and a metric counts the failure by its kind.
 
-Each image has one preferred encoder, by rendezvous hashing of its digest. So all servers that need
-an image request it from the encoder that has its embedding cached. An encoder that failed gets no
+Each image has one preferred encoder, by rendezvous hashing of its digest. All servers therefore
+request an image from the encoder that has its embedding cached. An encoder that failed gets no
 requests for a while, and its images are requested from another one.
 """
 
@@ -61,7 +61,7 @@ CHECK_SECONDS = 1.0
 CHECK_TIMEOUT = 1.0
 """Maximum seconds to wait for that file. After a timeout, the previous list is used."""
 MAX_LISTED = 1 << 16
-"""The number of characters that are read from that file."""
+"""The number of characters read from that file."""
 MAX_ERROR_BYTES = 2000
 """The number of bytes that are read from an error response."""
 

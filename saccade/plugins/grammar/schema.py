@@ -290,7 +290,7 @@ class _Checked:
         """Forbid additional properties, unless the schema specifies them.
 
         A document that matches the closed schema also matches the original. Otherwise, a model
-        could invent names endlessly, which a client that parses into a class cannot use.
+        could invent names endlessly, and a client that parses into a class cannot use them.
         """
         for node in self.nodes.values():
             if isinstance(node, dict) and "properties" in node:

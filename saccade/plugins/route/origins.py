@@ -30,7 +30,7 @@ def guarded(router: ASGIApp, host: str, options: RelayOptions) -> ASGIApp:
 
 
 class Origins:
-    """Middleware that adds the CORS headers with which pages of `origins` can read responses."""
+    """Middleware that adds CORS headers. With them, pages of `origins` can read responses."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app

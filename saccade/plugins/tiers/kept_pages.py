@@ -11,9 +11,9 @@ of pages, those closer to the root are more valuable, because a missing page mak
 useless. So a use is recorded from the last page of a chain to the first, and the last is evicted
 first.
 
-In each tier, a client's pins are limited to a fraction of the tier. They cover pages that are
-already there and pages that are saved later. A pin in a tier remains if the pin on the device is
-evicted.
+In each tier, a client's pins are limited to a fraction of the tier. They cover the pages that are
+already in the tier and the pages that are saved later. A pin in a tier remains if the pin on the
+device is evicted.
 """
 
 from __future__ import annotations

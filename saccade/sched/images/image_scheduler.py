@@ -107,9 +107,7 @@ class ImageScheduler:
         return key not in self._under_way and self._embeddings.ready(key)
 
     def missing(self, sequence: Sequence) -> ImageKey | None:
-        """Return the first image that the sequence still needs and that is not available, if
-        any.
-        """
+        """Return the first unavailable image that the sequence still needs, if any."""
         upcoming = sequence.upcoming(sequence.images_end)
         return next((image.key for _, image in upcoming if not self.showable(image.key)), None)
 

@@ -168,7 +168,7 @@ def tile_grid(size: Size, tile: int, fewest: int, most: int) -> tuple[int, int]:
     """Return the rows and columns of tiles, in the grid closest to the image's aspect ratio.
 
     Of equally close grids, the last one with fewer than twice the image's pixels wins. Candidates
-    are in transformers' order, which is that of a set.
+    are in transformers' order: the order of a set.
     """
     height, width = size
     shapes = {
