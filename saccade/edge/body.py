@@ -101,7 +101,7 @@ class Bodies:
         self.threads = BodyThreads()
         self.held = 0
         self.of: Counter[str] = Counter()
-        """Bytes held, by the name of the API key."""
+        """Buffered bytes, by the name of the API key."""
         self._metrics = metrics
         self._sent: SentBytes | None = None
 
@@ -155,10 +155,10 @@ class BodyWatcher(Protocol):
     """
 
     def feed(self, piece: bytes) -> None:
-        """Look at the next bytes, without waiting: this is the event loop."""
+        """Look at the next bytes. This runs on the event loop, so it must not block."""
 
     def end_body(self) -> None:
-        """The last bytes are here."""
+        """This is called after the last bytes have arrived."""
 
     async def settle(self, tenant: str) -> None:
         """The body was read, so the body and the work that it started belong to `tenant`."""
@@ -169,7 +169,7 @@ class BodyWatcher(Protocol):
 
 @dataclass(slots=True)
 class BufferedBody:
-    """The bytes that one request holds."""
+    """The part of the memory for request bodies that one request uses."""
 
     bodies: Bodies
     client: Client = ANYBODY
@@ -178,7 +178,9 @@ class BufferedBody:
     receive_ms: float = 0.0  # from the first look for the body to its last byte
 
     def resize(self, nbytes: int) -> None:
-        """Set the bytes held. Raises Overloaded if `nbytes` exceeds what is available."""
+        """Set the number of buffered bytes. Raises Overloaded if `nbytes` exceeds what is
+        available.
+        """
         self.check(nbytes)
         change, self.nbytes = nbytes - self.nbytes, nbytes
         self.bodies.set(self.bodies.held + change)
@@ -215,7 +217,7 @@ class BufferedBody:
         self.resize(self.nbytes + nbytes)
 
     async def settle(self, tenant: str) -> None:
-        """Pass on whose request this is, once its body was read."""
+        """Report the tenant of the request to the watcher, once the body was read."""
         if self.watcher is not None:
             await self.watcher.settle(tenant)
 

@@ -88,7 +88,7 @@ class Stamp:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Do nothing. An ASGI application."""
+    """An ASGI application that does nothing."""
 
 
 class RequestIds:

@@ -86,7 +86,7 @@ class EngineClient(Protocol):
 
     @property
     def stall(self) -> str:
-        """Why a running engine makes no progress, or "" if it does."""
+        """The reason why a running engine makes no progress, or "" if it does."""
         ...
 
     async def start(self, on_progress: Callable[[Loading], None]) -> Ready:

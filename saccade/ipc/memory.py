@@ -66,10 +66,10 @@ def resident_bytes() -> int:
 
 
 def keep_freed(nbytes: int) -> None:
-    """Have malloc keep up to `nbytes` of freed memory for reuse. A no-op without glibc.
+    """Have malloc keep up to `nbytes` of freed memory for reuse. This is a no-op without glibc.
 
-    Otherwise each large allocation gets new pages, which the kernel must zero. That would be half
-    the front's cost for a repeated image.
+    By default, malloc gets new pages for each large allocation, and the kernel must zero them. That
+    would be half the front's cost for a repeated image.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):

@@ -151,7 +151,9 @@ class Adapters:
         self._products: dict[str, list[LowRank]] = {}
 
     def product(self, parts: Sequence[Part], padding: int = 0, inputs: int = 0) -> LowRank:
-        """Create the `LowRank` of a matrix that concatenates `parts`. Parameters as in LowRank."""
+        """Create the `LowRank` of a matrix that concatenates `parts`. The parameters are the same
+        as for `LowRank`.
+        """
         language = parts[0].name.startswith(LANGUAGE)
         made = LowRank(self.language if language else self.tower, parts, padding, inputs)
         for part in parts:

@@ -76,8 +76,8 @@ class TokenTotals:
 
     `vision_known` is True if the server reports vision tokens. Otherwise they are estimated as the
     prompt tokens minus the measured length of its text. `cached` is None if the server does not
-    report it. `cached_unsent` is the cached fraction of those prompts whose images are all new in
-    this run. It is None if the server does not report it, or if there are no such prompts.
+    report it. `cached_unsent` is the cached fraction of prompts in which all images are new in this
+    run. It is None if the server does not report it, or if there are no such prompts.
     """
 
     prompt: int

@@ -179,7 +179,7 @@ def experts_config(text: Section) -> ExpertsConfig:
 def read_rope(text: Section, *kinds: str) -> Section:
     """Return the rotary embedding's section, after checking its type.
 
-    `kinds` are the supported types, by default those of Qwen-VL. Raises CheckpointError for others.
+    `kinds` are the supported types. The defaults are Qwen-VL's. Raises CheckpointError for others.
     """
     kinds = kinds or ("default", "mrope")
     rope = rope_section(text)

@@ -363,7 +363,7 @@ class StepCosts:
             self.note(len(plan.rows), seconds)
 
     def note(self, rows: int, seconds: float) -> None:
-        """Record a step of `rows` rows with one token each, which took `seconds`."""
+        """Record that a step of `rows` rows with one token each took `seconds`."""
         if seconds <= 0.0:
             return
         if self._steps:

@@ -308,7 +308,7 @@ class ModelPool:
         return self.budget if model.estimate is None else model.estimate
 
     def _size(self, model: ManagedModel) -> int:
-        """Return the bytes that the model's server counts as now."""
+        """Return the memory that is currently attributed to the model's server, in bytes."""
         if model.state == "stopped":
             return 0
         if model.state == "starting":

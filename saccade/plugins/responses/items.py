@@ -176,7 +176,7 @@ class SafetyCheck(AnyFields, omit_defaults=True):
 
 
 class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_only=True):
-    """The model's actions on the client's computer: several, or one."""
+    """One or several actions of the model on the client's computer."""
 
     call_id: Id
     actions: list[dict[str, Any]] | None = None

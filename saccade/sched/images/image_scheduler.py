@@ -526,8 +526,8 @@ class ImageScheduler:
         ]
 
     def _awaited(self, key: ImageKey) -> bool:
-        """Return True if a sequence that is not `idle` needs the image, or one that waits for its
-        tiles.
+        """Return True if a sequence that is not `idle` needs the image, or another image that waits
+        for this image's tiles.
         """
         keys = [key, *(other for other, each in self._under_way.items() if each.awaits == key)]
         return any(not sequence.idle for each in keys for sequence in self._needed_by(each))

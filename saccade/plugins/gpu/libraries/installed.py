@@ -1,4 +1,4 @@
-"""Which FlashAttention packages are installed, and their functions, which are loaded on demand.
+"""The installed FlashAttention packages, and their functions, which are loaded on demand.
 
 Detection does not import a package, since that would import torch.
 """

@@ -157,7 +157,7 @@ def _ropes(fields: MetadataFields) -> dict[str, Any]:
 
 
 def tower_names(file: GgufFile) -> NamedTensors:
-    """Name the vision encoder's tensors. Those of the audio encoder get names that are unused."""
+    """Name the vision encoder's tensors. The audio encoder's tensors get unused names."""
     for name, made in TOWER(file):
         yield (f"model.audio_tower.{name}" if name.startswith(("a.", "mm.a.")) else name), made
 
