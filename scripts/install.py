@@ -43,7 +43,7 @@ PATIENCE = 5.0
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 CUDA_PACKAGES = ("nvidia-", "cuda-")
 UNPACKED = 2.0
-"""Size of torch's CUDA build on disk, relative to that of its download."""
+"""Size of torch's CUDA build on disk, relative to the download's size."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

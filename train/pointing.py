@@ -29,8 +29,8 @@ class Pointer:
 
 
 def pointers(turn: Exchange, seen: Sequence[Scene]) -> list[Pointer]:
-    """Return the pointers of an answer. `seen` are all images of the chat so far, including those
-    of this turn.
+    """Return the pointers of an answer. `seen` are all images of the chat so far, including the
+    images of this turn.
     """
     if turn.kind == "talk":
         return []

@@ -186,7 +186,7 @@ class RequestHandler:
     def name_of(self, name: str | None) -> str:
         """Return the name of the model in responses. By default, it is the model's own.
 
-        Raises NotFound for any other name, including those of adapters.
+        Raises NotFound for any other name, including names of adapters.
         """
         if name and name not in self.names:
             raise NotFound(

@@ -2,9 +2,9 @@
 
 Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998). An item's priority
 is its worth per byte, plus the tier's floor at the time of its last use. Evicting an item raises
-the floor to that item's priority. So among items used at about the same time, those of low worth
-are evicted first, and an unused item is evicted eventually, whatever its worth. Among items of
-equal worth, the least recently used one is evicted first.
+the floor to that item's priority. So among items used at about the same time, items of low worth
+are evicted first, and an unused item is evicted eventually, even if its worth is high. Among items
+of equal worth, the least recently used one is evicted first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""API keys, including those of `--api-keys-file`, which is read again when it changes.
+"""API keys, including the keys in `--api-keys-file`, which is read again when it changes.
 
 Imported only by servers with keys.
 """

@@ -23,7 +23,7 @@ from saccade.kernels.backend import find_backend
 class LoadInfo:
     """Information about the loaded model, for the start-up report."""
 
-    options: tuple[str, ...]  # those of the model's family
+    options: tuple[str, ...]  # options of the model's family
     quantised: str  # as in `messages.Loaded`
     saved: int  # embeddings found on disk
     drafts: int = 0  # draft tokens per sequence and step

@@ -222,8 +222,8 @@ class Checkpoint:
     def eos_token_ids(self, text: Section) -> tuple[int, ...]:
         """Return the end tokens from generation_config.json.
 
-        If it has none, return those of config.json (at the top level and in `text`, the language
-        model's section) and of the tokenizer's file. Raises CheckpointError if no file has any.
+        If it has none, return the ids in config.json (at the top level and in `text`, the language
+        model's section) and in the tokenizer's file. Raises CheckpointError if no file has any.
         """
         if self.generation.has("eos_token_id"):
             return self.generation.integers("eos_token_id")

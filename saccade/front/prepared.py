@@ -180,7 +180,7 @@ class PreparedRequest:
     shown_before: ImageKey | None = None
 
     def shown_tokens(self, video: bool) -> int:
-        """Count the prompt tokens of videos, or with `video` False those of still images."""
+        """Count the prompt tokens of videos, or of still images if `video` is False."""
         return sum(
             span.length for span in self.request.spans if self.opened[span.image].of_video == video
         )

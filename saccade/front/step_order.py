@@ -155,7 +155,7 @@ class StepContext:
 
 
 class StepOrder:
-    """All steps in order, including those of plugins."""
+    """All steps in order, including the steps of plugins."""
 
     def __init__(self, context: StepContext, plugins: Sequence[Plugin] = ()) -> None:
         """Sort the rules. Raises ConfigError that names the plugin with an invalid rule."""

@@ -155,8 +155,8 @@ class Linear:
 class RowLinear:
     """A projection that is sharded by its inputs.
 
-    Ranks multiply their slices, and an all-reduce sums the results, including those of adapters.
-    `group` and `low_rank` are as in `Linear`.
+    Ranks multiply their slices, and an all-reduce sums the results, including the adapters'
+    results. `group` and `low_rank` are as in `Linear`.
     """
 
     __slots__ = ("bias", "group", "low_rank", "ops", "shard", "weight")

@@ -52,8 +52,8 @@ class PackGraphs(Protocol):
         ...
 
     def adapt(self) -> bool:
-        """Adapt the captured sizes to those of recent images, with one capture per call. Call it
-        when the worker is idle. Returns True if more captures are needed.
+        """Adapt the captured sizes to the sizes of recent images, with one capture per call. Call
+        it when the worker is idle. Returns True if more captures are needed.
         """
         ...
 

@@ -261,8 +261,8 @@ class GenerationScheduler:
         return forgotten
 
     def release_memory(self) -> None:
-        """Have the next plan return unused memory to the operating system, including that of free
-        pages.
+        """Have the next plan return unused memory to the operating system, including the memory of
+        free pages.
         """
         self._releases_memory = True
 

@@ -278,14 +278,14 @@ class Sequence:
         return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
     def remaining_tokens(self, token_limit: int) -> int:
-        """Return the number of tokens that may still be generated after those of the plans in
+        """Return the number of tokens that may still be generated after the tokens of the plans in
         flight.
         """
         most = self.prompt_length + self.request.sampling.max_tokens
         return min(most, token_limit) - self.length
 
     def can_sample(self, token_limit: int) -> bool:
-        """Return True if one more token may be planned after those of the plans in flight.
+        """Return True if one more token may be planned after the tokens of the plans in flight.
 
         That requires that the maximum length is not reached, and that the token's mask will be
         ready in time. It is always True for a request that generates no tokens.
@@ -325,8 +325,8 @@ class Sequence:
     def match(self, tokens: int) -> None:
         """Record a prefix cache hit of `tokens` for a waiting sequence.
 
-        If its length differs from that of the last lookup, clear `blocked`, because the next image
-        to encode may be a different one.
+        If its length differs from the length at the last lookup, clear `blocked`, because the next
+        image to encode may be a different one.
         """
         if tokens != self.matched:
             self.blocked = None

@@ -431,7 +431,7 @@ def conversation(
     """Return a chat with several turns, some of which add images.
 
     `sizes` fixes the number of images and their sizes. By default, there are up to `level.scenes`
-    of any size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
+    of any size. `weights` are the weights of the kinds of scenes, in the order of `SCENES`.
     """
     rng = draw.rng
     if sizes is None:

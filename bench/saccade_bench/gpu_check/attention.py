@@ -2,7 +2,7 @@
 implementation.
 
 Times are device times in milliseconds. Floors are bytes or operations at the machine's measured
-speeds (stage `speeds`). Every result is compared with that of the first implementation.
+speeds (stage `speeds`). Every result is compared with the first implementation's result.
 """
 
 from __future__ import annotations

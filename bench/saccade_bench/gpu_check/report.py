@@ -364,7 +364,7 @@ def _is_shown(metric: str) -> bool:
 
 
 def fill_table(path: Path, rows: Sequence[TableRow]) -> None:
-    """Insert rows into a document's table, replacing those of the same GPU and figure.
+    """Insert rows into a document's table, replacing the rows of the same GPU and figure.
 
     Raises ValueError if the document has no markers.
     """

@@ -38,7 +38,7 @@ SIDE = 448
 
 
 def tile_config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
-    """Return config.json. `ids` are those of the special tokens."""
+    """Return config.json. `ids` are the ids of the special tokens."""
     vision: dict[str, Any] = {
         "model_type": "internvl_vision",
         "image_size": [SIDE, SIDE],

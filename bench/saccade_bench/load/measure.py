@@ -91,7 +91,7 @@ class TokenTotals:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Rates per second over the entire run, but `peak_output` is that of the best second.
+    """Rates per second over the entire run, but `peak_output` is the rate of the best second.
 
     `peak_requests` and `concurrency` are the maximum and the mean number of requests in flight.
     """

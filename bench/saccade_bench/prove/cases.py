@@ -1,9 +1,9 @@
 """The cases to try on a server: each asks a few questions and judges the answers.
 
-Three kinds of evidence show that images were mixed up: the answer has the number of another image,
-more of the prompt is cached than for an image that was never sent, or the answer's
-log-probabilities are identical to those of another image. A case is "not judged" if the model
-cannot read its images, or if the server rejects its fields.
+Three kinds of evidence show that images were mixed up. The answer has the number of another image.
+More of the prompt is cached than for an image that was never sent. Or the answer's
+log-probabilities are identical to the log-probabilities of another image. A case is "not judged" if
+the model cannot read its images, or if the server rejects its fields.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python -m saccade_bench.soak --seconds 600 --ranker FOLDER    # also scores and ranks
 
 Serves the demo model with caches so small that all of them evict, and a second server as a cold
-reference. Each client repeatedly picks a kind of request and a seed. The answer must equal that of
-the reference, which is asked once per request, without concurrency and with flushed caches. Prints
-the memory of each process once a minute. The exit status is 1 if an answer or a status was wrong.
-Only uses the loopback interface.
+reference. Each client repeatedly picks a kind of request and a seed. The answer must equal the
+answer of the reference server, which is asked once per request, without concurrency and with
+flushed caches. Prints the memory of each process once a minute. The exit status is 1 if an answer
+or a status was wrong. Only uses the loopback interface.
 """
 
 from __future__ import annotations

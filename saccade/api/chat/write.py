@@ -319,8 +319,8 @@ class TokenText(Struct):
 class ChoiceReply:
     """One choice, collected from its updates.
 
-    Log-probabilities are encoded as they arrive, because encoding those of many answers at once
-    would block the event loop.
+    Log-probabilities are encoded as they arrive, because encoding many answers at once would block
+    the event loop.
     """
 
     def __init__(self, shape: Shape, choice: int) -> None:

@@ -145,7 +145,7 @@ class SpeculativeDecoding(StepPart):
     def outcomes(
         self, flight: InFlightPlan, result: StepResult, outcomes: Iterable[PlannedOutcome]
     ) -> Iterator[PlannedOutcome]:
-        """Yield the outcomes, except for those of draft tokens that are wrong or outdated.
+        """Yield the outcomes, except for draft tokens that are wrong or outdated.
 
         Afterwards, runs continue after their last accepted token, with the draft tokens of the MTP
         head.

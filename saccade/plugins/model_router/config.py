@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names for requests, including those of adapters in `args`."""
+        """All names for requests, including names of adapters in `args`."""
         return (self.name, *self.aliases, *self._adapters)
 
     @property

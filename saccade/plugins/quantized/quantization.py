@@ -288,8 +288,8 @@ def _names(section: Section, field: str) -> tuple[str, ...]:
 
 
 def _means(target: str, name: str) -> bool:
-    """Return True if `target` is a pattern that matches module `name`, the module's full name, that
-    of an enclosing module, or the last parts of its name.
+    """Return True if `target` is a pattern that matches module `name`, the module's full name, the
+    full name of an enclosing module, or the last parts of its name.
     """
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None

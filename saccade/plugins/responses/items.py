@@ -119,8 +119,8 @@ class FileContent(SparseMedia, tag_field="type", tag="input_file", kw_only=True)
 
 
 class VideoContent(SparseMedia, tag_field="type", tag="input_video", kw_only=True):
-    """A video: a URL (also data:), or an uploaded file. Other fields are those of a chat's
-    `input_video`.
+    """A video: a URL (also data:), or an uploaded file. The other fields are the same as in a
+    chat's `input_video`.
     """
 
     video_url: str | None = None
@@ -190,7 +190,9 @@ class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_onl
 
 
 class ScreenshotContent(IgnoredFields, tag_field="type", tag="computer_screenshot", kw_only=True):
-    """A screenshot: a URL (also data:), or an uploaded file. Other fields are those of images."""
+    """A screenshot: a URL (also data:), or an uploaded file. The other fields are the same as for
+    images.
+    """
 
     image_url: str | None = None
     file_id: Id | None = None

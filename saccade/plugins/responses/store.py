@@ -32,7 +32,7 @@ Packed = tuple[str, bytes]
 
 @dataclass(eq=False, slots=True)
 class StoredTurn:
-    """What a request adds to a conversation: its items, and those of the answer."""
+    """The addition of a request to a conversation: its items, and the answer's items."""
 
     items: tuple[Packed, ...]
     answer: tuple[Packed, ...]

@@ -1,6 +1,6 @@
 """Which web pages may use a router, and read its responses (CORS).
 
-CORS headers are added to responses that have none, which are those of the router itself. Responses
+CORS headers are added to responses that have none, which are the router's own responses. Responses
 of servers already have such headers, and are not changed.
 """
 

@@ -46,7 +46,9 @@ _CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
 
 @dataclass(frozen=True, slots=True)
 class EmbedAsked:
-    """The prompts to embed. formats: those of the response. texts: the inputs, for the response."""
+    """The prompts to embed. formats: the response's formats. texts: the inputs, for the
+    response.
+    """
 
     reads: tuple[ReadRequest, ...]
     model: str | None

@@ -57,11 +57,11 @@ class Estimate:
     """The memory of a server. All sizes are in bytes."""
 
     lines: tuple[Line, ...]
-    tokens: int  # those of the request in `needed`
+    tokens: int  # tokens of the request in `needed`
     kv_token_bytes: int
     state_bytes: int
     embedding_token_bytes: int
-    image_tokens: int  # those of the request's image
+    image_tokens: int  # tokens of the request's image
     total: int  # the memory available to the server
     config: EngineConfig | None  # start-up's decisions; None: it would not start
     refusal: str = ""  # the reason for not starting

@@ -122,7 +122,9 @@ def open_host(nbytes: int, like: torch.Tensor, copies: Copies | None) -> Tier[Im
 
 
 def open_buffers(like: torch.Tensor, copies: Copies | None) -> Buffers | Unbuffered:
-    """Open the buffers between the device and the disk. Arguments are those of `open_host`."""
+    """Open the buffers between the device and the disk. The arguments are the same as for
+    `open_host`.
+    """
     if copies is None:
         return UNBUFFERED
     row = like.shape[1] * like.element_size()

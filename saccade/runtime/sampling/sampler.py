@@ -246,7 +246,7 @@ class Sampler:
         wants = (
             [at for at, slot in enumerate(draws.rows) if slot in self._tops] if self._tops else []
         )
-        # Log-probabilities are those of the model's distribution, before any edit.
+        # Log-probabilities are from the model's distribution, before any edit.
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
         depends = self._joined.keys() & draws.rows if self._joined else NO_ROWS
         later: RowMasks | None = None

@@ -670,7 +670,7 @@ class ImageScheduler:
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that the slots in use are those of images in flight.
+        """Assert that exactly the slots of images in flight are in use.
 
         It also asserts that arrived pixels, and embeddings in the ahead state, are needed by some
         sequence.

@@ -2,7 +2,7 @@
 
 A format is data, and every server imports it. It names a module with its code, which is imported
 when a response may contain calls. `answer_format.py` finds the formats of Qwen-VL, in `formats/`,
-and those of plugins.
+and the formats of plugins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The layout of an LFM2-VL image. It keeps its aspect ratio, unless it is large: then it is divided
 into square tiles, followed in most checkpoints by a thumbnail of the whole image.
 
-Sizes are exactly those of transformers' image processor. Does not import torch.
+Sizes are exactly the same as in transformers' image processor. Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The layout of a MiniCPM-V image: it keeps its aspect ratio. A large one is also divided into a
 grid of slices.
 
-Sizes are exactly those of transformers' image processor. Does not import torch.
+Sizes are exactly the same as in transformers' image processor. Does not import torch.
 """
 
 from __future__ import annotations

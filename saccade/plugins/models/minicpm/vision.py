@@ -2,8 +2,8 @@
 
 A patch's learned position depends on its place in the view. After one of the layers, 2 x 2 patches
 attend to each other and become one, and 2 x 2 of these become a token. A token's rows are
-contiguous, and so are those of each 2 x 2 patches within it, so that merging them is a view. Each
-view of an image is a segment.
+contiguous, and so are the rows of each 2 x 2 patches within it, so that merging them is a view.
+Each view of an image is a segment.
 """
 
 from __future__ import annotations

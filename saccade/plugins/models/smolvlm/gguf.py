@@ -17,7 +17,7 @@ NAMES = TowerNames(
 )
 LANCZOS = 1
 EDGES = 4
-"""The default number of tiles along the longer edge, that of all published models."""
+"""The default number of tiles along the longer edge, as in all published models."""
 
 
 def see(source: Source) -> Seen:
