@@ -370,7 +370,7 @@ class EmbeddingCache:
         return self._pinned.nbytes
 
     def pin_for_client(self, key: ImageKey, client: str, seconds: int) -> None:
-        """Pin `key` for a client for `seconds`, whatever its tier.
+        """Pin `key` for a client for `seconds`, in any tier.
 
         This is a no-op if the embedding is not cached, or exceeds what the client may pin.
         """

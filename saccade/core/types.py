@@ -222,9 +222,9 @@ NO_PENALTIES = 1.0, 0.0, 0.0
 class SamplingParams:
     """How response tokens are sampled. Raises InvalidRequest if a value is out of bounds.
 
-    A request's n-th token depends only on its logits and on (`seed`, n), whatever the rest of the
-    batch is. The front handles `stop` strings because the engine sees only tokens; the engine
-    handles all other fields.
+    A request's n-th token depends only on its logits and on (`seed`, n), not on the rest of the
+    batch. The front handles `stop` strings because the engine sees only tokens; the engine handles
+    all other fields.
     """
 
     # length

@@ -96,7 +96,7 @@ IGNORED = frozenset(
         "n_keep",
     }
 )
-"""Fields that cannot change an answer, whatever their value."""
+"""Fields that cannot change an answer, for any value."""
 
 NEUTRAL: Neutral = {
     # ---- OpenAI's and Anthropic's

@@ -1,5 +1,5 @@
-"""LoRA adapters in linear layers. For rows x of an adapter, scale * (x @ A.T) @ B.T is added to
-x @ weight.T, whatever the format of the weight.
+"""LoRA adapters in linear layers. For rows x of an adapter, scale * (x @ A.T) @ B.T is added to x @
+weight.T, for any format of the weight.
 
 `Adapters` is created with a network, and each new linear layer gets its `LowRank` from it.
 `plugins/changes/adapters.py` adds and removes adapters. Before a forward pass, `assign` sets the

@@ -58,7 +58,7 @@ METRICS = (
 
 
 class Reference:
-    """Answers of a server with empty caches, by kind and seed. Thread-safe."""
+    """Answers of a server with empty caches, by kind and seed. This class is thread-safe."""
 
     def __init__(self, asker: SoakClient) -> None:
         self._asker = asker

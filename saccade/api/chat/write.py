@@ -67,7 +67,7 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """The tokens of one request. The prompt counts once, whatever `n` is."""
+    """The tokens of one request. The prompt counts once for any `n`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -347,7 +347,7 @@ class ChoiceReply:
 class UsageCounter:
     """Counts tokens for `usage`.
 
-    A prompt counts once, whatever `n` is. Its cached tokens are those that its first answer found.
+    A prompt counts once for any `n`. Its cached tokens are those that its first answer found.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ SMOOTH = 0.3
 FEWEST_TOKENS = 16
 """Minimum prompt tokens in a step whose duration is measured."""
 FIRST_SECONDS = 0.02
-"""The latency of the first page, whatever its size. Rates do not include it."""
+"""The latency of the first page, for any size. Rates do not include it."""
 LEAST = 1e-12
 """The lower bound of a measured rate in seconds per byte. 0.0 means unmeasured."""
 NO_GAIN = 0.9

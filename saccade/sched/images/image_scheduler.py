@@ -14,11 +14,11 @@ This module manages the states asked, arrived, encoding, ahead and unsaved, and 
 (`slots.py`). `cache/embeddings.py` manages the tiers and reads from disk.
 
 Resources are granted in order of urgency: to running sequences first, then to waiting ones in the
-order of their turns. There is no deadlock, because the first image that is missing may take
-whatever it lacks: slots of pixels that arrived too early, and device memory of prefetched
-embeddings. If a running sequence would otherwise be stuck, the device's budget may be exceeded. A
-slot that is being written, or read by the vision encoder, stays in use until the front or the
-workers report the end.
+order of their turns. There is no deadlock, because the first missing image may take the resources
+that it lacks: slots of pixels that arrived too early, and device memory of prefetched embeddings.
+If a running sequence would otherwise be stuck, the device's budget may be exceeded. A slot that is
+being written, or read by the vision encoder, stays in use until the front or the workers report the
+end.
 """
 
 from __future__ import annotations
