@@ -369,7 +369,7 @@ class Caching:
 
     @property
     def is_reported(self) -> bool:
-        """True if the response reports what was cached, or why a prefix was missed."""
+        """True if the response reports the cached tokens, or why a prefix was missed."""
         return bool(self.breakpoints) or self.diagnose
 
 
@@ -581,7 +581,7 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """An update for one request: what was generated since the last delta.
+    """An update for one request: the output since the last delta.
 
     The last delta has `finish` set. `cached_tokens`, `restored`, `images`, `caching` and `admitted`
     are set in the first delta with a token or a finish.

@@ -56,8 +56,8 @@ QUESTIONS = (
 )
 """The questions of one chat. The later ones refer to earlier images.
 
-They are limited to what the model does well (see its model card): text in the images is large, and
-no objects are counted.
+They are limited to tasks that the model does well (see its model card): text in the images is
+large, and no objects are counted.
 """
 
 

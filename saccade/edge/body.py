@@ -121,8 +121,8 @@ class Bodies:
         A client that announces a large body and sends little of it therefore uses little of the
         budget.
 
-        Raises Overloaded if the announced size exceeds what is available now, before any byte is
-        read.
+        Raises Overloaded if the announced size exceeds the budget that is available now, before any
+        byte is read.
         """
         with self.share(client_of(request.scope)) as share:
             share.check(min(announced(request), largest))
@@ -178,8 +178,8 @@ class BufferedBody:
     receive_ms: float = 0.0  # from the first look for the body to its last byte
 
     def resize(self, nbytes: int) -> None:
-        """Set the number of buffered bytes. Raises Overloaded if `nbytes` exceeds what is
-        available.
+        """Set the number of buffered bytes. Raises Overloaded if `nbytes` exceeds the available
+        budget.
         """
         self.check(nbytes)
         change, self.nbytes = nbytes - self.nbytes, nbytes
@@ -187,7 +187,7 @@ class BufferedBody:
         self.bodies.of[self.client.name] += change
 
     def check(self, nbytes: int) -> None:
-        """Raise Overloaded if `nbytes` exceeds what is available.
+        """Raise Overloaded if `nbytes` exceeds the available budget.
 
         A request is always accepted while no other request holds bytes.
         """
@@ -206,8 +206,8 @@ class BufferedBody:
     def reserve(self, nbytes: int) -> None:
         """Add `nbytes`, for content from files or URLs. It counts each time it is mentioned.
 
-        Raises Overloaded if they exceed what is available now, and TooLarge if they exceed the
-        limit.
+        Raises Overloaded if they exceed the budget that is available now, and TooLarge if they
+        exceed the limit.
         """
         if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
             raise TooLarge(
@@ -240,7 +240,7 @@ class BufferedBody:
 
 async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read the whole body, of any content type. Raises TooLarge, TooSlow, or Overloaded if the
-    bytes exceed what is available.
+    bytes exceed the available budget.
 
     Bytes are copied once, after the last one has arrived. A growing buffer would be moved whenever
     the memory behind it is in use: seven times the bytes, if several bodies arrive at once. Copying

@@ -150,7 +150,7 @@ def resolve(
     """Derive every option that is not set.
 
     dtype: the dtype of the loaded weights.
-    hardware: what each of `ranks` ranks has.
+    hardware: the resources of each of `ranks` ranks.
     settings: options of plugins.
 
     Raises ConfigError if a setting is not possible, and NoMemoryError if the model is too large.

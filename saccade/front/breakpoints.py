@@ -51,7 +51,7 @@ class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """What to keep in the caches if the prompt has no breakpoints, and for how long."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
-    """implicit keeps the whole prompt. explicit keeps what precedes breakpoints."""
+    """implicit keeps the whole prompt. explicit keeps the prompt up to each breakpoint."""
     ttl: Lifetime | None = None
     """How long breakpoints without their own ttl last, from 1s to 24h, such as 5m."""
     comparison_response_id: str | None = None

@@ -169,7 +169,7 @@ def _unpaired_surrogate(raw: bytes | bytearray | msgspec.Raw) -> str:
 def _split_path(message: str) -> tuple[str, str]:
     """Split msgspec's message into the text and the path at its end.
 
-    The text may quote what the client sent, so the split is made from the end.
+    The text may quote the client's input, so the split is made from the end.
     """
     text, _, place = message.rpartition(" - at ")
     place = place.removeprefix("key in ")

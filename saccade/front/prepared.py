@@ -82,7 +82,7 @@ FollowAnswers = Callable[[Answers], AnswerFollower]
 
 @dataclass(slots=True)
 class Preparation:
-    """A request and what the steps have computed so far.
+    """A request and the results of the steps so far.
 
     For a plain text prompt, most fields keep their defaults.
     """

@@ -316,8 +316,8 @@ class RequestManager:
         """Drop the pooled outputs and the engine's prefix cache and, with `embeddings`, also the
         image embeddings and the pixels cached for regions.
 
-        Requests that are submitted later can only use what requests in flight still hold. Raises
-        EngineUnavailable.
+        Requests that are submitted later can only use cache entries that requests in flight still
+        hold. Raises EngineUnavailable.
         """
         self.check_ready()
         if "pooled_outputs" in vars(self):

@@ -48,7 +48,7 @@ POINTS = (
     "history",  # the conversation is rewritten, which may depend on its images
     "late form",  # grammars that depend on images
     "edit",  # the conversation is shortened
-    "prompt",  # the final prompt, and what depends on it
+    "prompt",  # the final prompt, and the values that depend on it
     "limits",  # the maximum length of the answer
 )
 _STEPS = "saccade.front.steps"

@@ -24,7 +24,7 @@ Nothing = (
     | Annotated[dict[str, Any], Meta(max_length=0)]
     | None
 )
-"""An empty value, for a field that would otherwise change what the model sees."""
+"""An empty value, for a field that would otherwise change the prompt."""
 Neutral = Mapping[str, tuple[Any, ...]]
 """For each field, the values with which it has no effect. Without any, only null."""
 

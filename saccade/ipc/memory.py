@@ -125,7 +125,7 @@ RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 class MemoryUsage:
     """Memory in total and left within one limit, in bytes."""
 
-    bound: str  # what has the limit, to print: the machine or a cgroup
+    bound: str  # the machine or a cgroup, whichever has the limit, for messages
     total: int
     left: int
     waits: float = 0.0  # percentage of the last ten seconds in which some process waited for memory

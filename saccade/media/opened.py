@@ -84,7 +84,7 @@ class ReadTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedImage:
-    """An opened image: what the engine and the image workers need to know about it."""
+    """An opened image, with the information that the engine and the image workers need."""
 
     kind: Kind
     image: Image  # the engine's description

@@ -54,7 +54,7 @@ class AdapterConfig(Struct, rename={"rank": "r", "alpha": "lora_alpha"}):
 ABOUT = {
     # the fields of AdapterConfig
     *("r", "lora_alpha", "peft_type", "use_rslora", "init_lora_weights"),
-    # fields about the adapter's origin and training, or that only repeat what the file shows
+    # fields about the adapter's origin and training, or that only repeat information in the file
     *("auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode"),
     *("layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
     *("qalora_group_size", "rank_pattern", "revision", "runtime_config", "target_modules"),

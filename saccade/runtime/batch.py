@@ -4,8 +4,8 @@ A plan's row is one sequence's part of a step. A row that decodes has one input 
 previous step sampled and has not yet reported to the scheduler. The sampled tokens are kept on the
 device, so that the host can start the next step before it receives them.
 
-A slot stores what plans do not repeat: prompt tokens, rotary positions and KV pages. The numbers of
-a step are written to one staging buffer, which is sent to the device in one copy.
+A slot stores the data that plans do not repeat: prompt tokens, rotary positions and KV pages. The
+numbers of a step are written to one staging buffer, which is sent to the device in one copy.
 """
 
 from __future__ import annotations

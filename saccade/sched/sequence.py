@@ -34,8 +34,8 @@ Source = Literal["none", "pixels", "encoder"]
 
 
 class EncodedImage(NamedTuple):
-    """Why an image's embedding was missing, what it was encoded from, and which of its tiles were
-    new.
+    """Why an image's embedding was missing, the source that it was encoded from, and which of its
+    tiles were new.
     """
 
     missed: Missed

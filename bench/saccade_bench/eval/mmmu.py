@@ -189,7 +189,7 @@ def parse_choice(
 
 
 def parse_open(response: str) -> set[str | float]:
-    """Return the candidates in an open answer: what follows a clue in each sentence, and every
+    """Return the candidates in an open answer: the text after a clue in each sentence, and every
     number in it.
     """
     text = response.strip().strip(".").lower()

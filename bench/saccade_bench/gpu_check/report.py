@@ -143,7 +143,7 @@ def _is_real(facts: dict[str, Any]) -> bool:
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
-    """Read what a check left: the facts, and the stages in the order in which they ran."""
+    """Read the results of a check: the facts, and the stages in the order in which they ran."""
     facts: dict[str, Any] = {"command": "?", "when": "?", "quick": False, "versions": {}}
     facts |= {"hardware": {}, "seconds": 0.0} | _read_json(folder / COMMAND)
     seen = _read_json(folder / "facts.json")

@@ -1,4 +1,4 @@
-"""Ask a server questions about images, and record what may reveal a mixed-up image."""
+"""Ask a server questions about images, and record the signs of a mixed-up image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pairs of images that show different numbers, but share what a faulty cache key might be made of.
+"""Pairs of images that show different numbers, but agree in data that a faulty cache key might be
+made of.
 
 Such keys could be made of the first and last bytes of a file, of the pixel data without its
 palette, of sampled pixels, or of the size.

@@ -1,6 +1,6 @@
 """Convert OpenAI's request bodies to `GenerationRequest`s: chats, texts, and prompts to count.
 
-`fields.py` has the bodies' schemas. This module checks what a schema cannot express.
+`fields.py` has the bodies' schemas. This module has the checks that a schema cannot express.
 """
 
 from __future__ import annotations

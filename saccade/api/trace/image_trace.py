@@ -251,4 +251,4 @@ class Trace(Struct):
     videos: Sequence[VideoTrace] | UnsetType = UNSET  # one entry per video
     # draft tokens of the answers, one entry per source
     guesses: Sequence[DraftCounts] | UnsetType = UNSET
-    ahead: AheadReport | UnsetType = UNSET  # what was precomputed for a request of a session
+    ahead: AheadReport | UnsetType = UNSET  # the precomputed tokens for a request of a session

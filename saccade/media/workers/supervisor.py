@@ -127,7 +127,7 @@ class Outbox:
 
     @property
     def pixels(self) -> Bytes:
-        """The memory as bytes. Only what `make_room` has allocated may be accessed."""
+        """The memory as bytes. Only memory that `make_room` has allocated may be accessed."""
         return np.frombuffer(self._memory, np.uint8)
 
 

@@ -67,7 +67,9 @@ limit as CPU time. Otherwise, the worker or the machine was suspended or busy.
 """
 NO_TIME = "the image workers get no CPU time: try again"
 SLACK_BYTES = 128 * MIB
-"""Address space of a worker in addition to what its images need, for the allocator's overhead."""
+"""Address space of a worker in addition to the needs of its images, for the allocator's
+overhead.
+"""
 
 PAGE_BYTES = 4096
 INLINE_BYTES = 1 << 20

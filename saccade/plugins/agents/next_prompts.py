@@ -127,7 +127,9 @@ class NextPrompts:
         self._tell()
 
     def take_update(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
-        """Process an update of an answer, and add what was prefilled for its request."""
+        """Process an update of an answer, and add the report of prefilled tokens for its
+        request.
+        """
         if (report := turn.hear(event)) is None:
             return event
         if turn.found is not None:

@@ -113,7 +113,9 @@ class SessionTurn:
         return self.asked.chat
 
     def hear(self, event: AnswerUpdate) -> AheadReport | None:
-        """Process an update of the answer. The first one returns what had been prefilled."""
+        """Process an update of the answer. The first call returns the report of the prefilled
+        tokens.
+        """
         self.answer += event.parts
         if self.begun:
             return None
@@ -158,7 +160,7 @@ class Sessions:
         opened: Sequence[OpenedImage],
         edited: bool = False,
     ) -> SessionTurn | None:
-        """Find a request's session, or create one, and learn from what has changed.
+        """Find a request's session, or create one, and learn from its changes.
 
         `opened`: the images of the request's chat in order. `edited`: an edit of the request has
         shortened the chat. Returns None if the chat is too long to follow, or has no answers left.

@@ -78,7 +78,7 @@ class Watch:
         if EMBEDDINGS not in told and found.get("input_ids") is not None:
             if told.keys() & self._images:
                 self.arguments = {n: each for n, each in told.items() if n not in self._images}
-                return  # what it computes from images is only visible in its states
+                return  # the results of its image computation are only visible in its states
             told[EMBEDDINGS] = decoder.get_input_embeddings()(found["input_ids"])
         self.arguments = told
         if self._stop:

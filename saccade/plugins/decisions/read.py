@@ -163,8 +163,8 @@ class _Labels:
 def _tail(question: Question, labels: _Labels, place: str) -> tuple[str, PromptReading]:
     """Return the text of a question, and the labels of its answers.
 
-    The text starts with what all questions of this type have in common, so that this is computed
-    once.
+    The text starts with the part that all questions of this type have in common, so that this part
+    is computed once.
     """
     instructions = _as_text(question.instructions)
     if isinstance(question, PredicateQuestion):

@@ -74,7 +74,7 @@ class _Budget:
 
     seconds: float  # in total
     pages: int  # the number of pages that share it
-    use: str  # what is rejected once it has been used up
+    use: str  # the content that is rejected once it has been used up
     left: float = field(init=False)  # the remaining seconds
 
     def __post_init__(self) -> None:

@@ -248,7 +248,7 @@ class Documents:
         encoded = replace(image.encoded, data=png)
         return jobs_of(replace(image, frames=(replace(image.frames[0], encoded=encoded),)))
 
-    # ---- what is known about a file
+    # ---- metadata of a file
 
     async def _sizes(self, file: EncodedBytes, salt: str, requester: Requester) -> PageSizes:
         name = _metadata_name("sizes", file.digest, salt)

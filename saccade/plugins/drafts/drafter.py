@@ -101,7 +101,7 @@ class Speculation:
     source: DraftSource = "text"
     rate: float | None = None  # the acceptance rate, or None before the first draft token
     untried: deque[Untried] = field(default_factory=deque)
-    # what they are drafted from
+    # the data that they are drafted from
     length: int = 0  # the number of valid tokens in `tokens`
     # a copy of the sequence's tokens, with spare capacity
     tokens: Ids = field(default_factory=lambda: np.empty(0, np.int32))

@@ -210,8 +210,8 @@ class ArrivingBody:
         return sum(image.nbytes for image in self._images.values())
 
     def count(self) -> None:
-        """Count the bytes of images and pixels. Raises Overloaded if they exceed what is
-        available.
+        """Count the bytes of images and pixels. Raises Overloaded if they exceed the available
+        budget.
         """
         self._share.resize(self._num_buffered)
 

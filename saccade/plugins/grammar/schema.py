@@ -41,7 +41,7 @@ the library's limits do not count; 20 take 10 s to compile.
 """
 
 _MAX_MERGED = 20_000
-"""Maximum schemas visited to find what `allOf` combines. Each visit of a schema counts."""
+"""Maximum schemas visited to resolve an `allOf`. Each visit of a schema counts."""
 _MAX_TRIED = 64
 """Maximum inner schemas that are compiled separately, to locate an error."""
 _MAX_BRANCHES = 64

@@ -99,7 +99,7 @@ class StepPart:
         return outcomes
 
     def skipped(self, run: Run) -> None:
-        """Steps were skipped: undo what was recorded for tokens from `run.planned` on."""
+        """Steps were skipped: undo the records for tokens from `run.planned` on."""
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:
         """The KV from `before` to `run.computed` is now valid, and its full pages are in the prefix

@@ -163,7 +163,9 @@ def tower_names(file: GgufFile) -> NamedTensors:
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "gemma4_vision")
     heads, queries = vision["num_attention_heads"], sight.tensor("v.blk.0.attn_q.weight").shape[0]

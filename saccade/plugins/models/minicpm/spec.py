@@ -1,5 +1,5 @@
-"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, what is cached per token or
-sequence.
+"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, and the cached data per token
+or sequence.
 
 The text before an image contains its index among the prompt's images, so the image's own tokens do
 not depend on it. Does not import torch.

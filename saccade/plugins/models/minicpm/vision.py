@@ -160,7 +160,7 @@ class MiniCPMTower:
     def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
         """Run the merger on each cut, given by its output rows.
 
-        Yields costs that add up to what `MergingTower.depth` counts in addition to layers.
+        Yields costs that add up to the part of `MergingTower.depth` that exceeds the layers.
         """
         config, found = self.config, []
         each = FOUR * (config.depth - config.insert - 1) - config.layers_after

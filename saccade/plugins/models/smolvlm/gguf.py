@@ -21,7 +21,9 @@ EDGES = 4
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight = source.sight
     vision = siglip_config(sight, "smolvlm_vision")
     processor = {
