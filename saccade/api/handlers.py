@@ -167,7 +167,7 @@ class RequestHandler:
     async def load_adapter(self, name: str, folder: str) -> Adapter:
         """Load an adapter, and return once requests may use it.
 
-        Raises InvalidRequest, also if `name` is a name of the model.
+        Raises InvalidRequest if `name` is a name of the model, or if the adapter cannot be loaded.
         """
         if name in self.names:
             raise InvalidRequest(f"lora_name: {name!r} is the name of the base model", "lora_name")

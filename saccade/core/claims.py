@@ -170,7 +170,9 @@ class Strange(OSError):
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """Open a directory, and yield its descriptor. Raises OSError, also for a symbolic link."""
+    """Open a directory, and yield its descriptor. Raises OSError if it cannot be opened or is a
+    symbolic link.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFELY)
     except NotADirectoryError:

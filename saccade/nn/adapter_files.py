@@ -157,7 +157,9 @@ def _read_config(path: Path) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of at most `MAX_BYTES`. Raises CheckpointError, also for later read errors."""
+    """Open a file of at most `MAX_BYTES`. Raises CheckpointError if it cannot be opened, or if a
+    later read fails.
+    """
     try:
         with open(path, "rb", opener=regular) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:

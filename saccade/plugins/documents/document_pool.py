@@ -231,8 +231,8 @@ class _Readers:
     async def do(
         self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
     ) -> list[bytes]:
-        """Run the jobs of one file, and return their results in order. Raises like
-        `DocumentPool.pages`.
+        """Run the jobs of one file, and return their results in order. Raises ImageError,
+        EngineUnavailable, and any exception of `grow`.
         """
         self._slots.start()
         requester, file = works[0].requester, works[0].file

@@ -204,8 +204,8 @@ class Documents:
         return MeasuredFile(file, source.budget, len(sizes), shown, drawn, begun)
 
     async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
-        """Check that a request could use this PDF, and return its pages' sizes. Raises like
-        `metadata`.
+        """Check that a request could use this PDF, and return its pages' sizes. Raises ImageError
+        and EngineUnavailable, and InvalidRequest for an unreadable PDF or another type of document.
         """
         file = (await reads.fetch(source.url)).encoded
         _check_readable(file.data, source.param)
@@ -216,7 +216,8 @@ class Documents:
     ) -> tuple[OpenedPage, ...]:
         """Read the pages of a PDF.
 
-        Raises like `metadata`, and Overloaded if the memory budget for drawings is used up.
+        Raises ImageError, EngineUnavailable, InvalidRequest for an unreadable PDF, and Overloaded
+        if the memory budget for drawings is used up.
         """
         file, drawn, begun = metadata.file, metadata.drawn, metadata.begun
         known = await self._known(metadata, source.view.has_text, reads.salt, reads.requester)

@@ -110,7 +110,8 @@ class HTTPCache:
         """Answer a GET request from the cache or by `send`, which may get additional headers to
         revalidate a stored response.
 
-        Only status 200 and redirects are cached, so failures are retried. Raises like `send`.
+        Only status 200 and redirects are cached, so failures are retried. Raises the exceptions of
+        `send`.
         """
         place = url, salt
         kept = self._kept.get(place)

@@ -256,7 +256,8 @@ class FileStore:
     def open(self, id: str, owner: str = "") -> BinaryIO:
         """Open the content of an upload after comparing it with its digest.
 
-        Raises the errors of `read`.
+        Raises NotFound if there is no such upload, or if its content was damaged on disk, in which
+        case it is deleted.
         """
         self.find(id, owner)
         home = self._note(id).parent

@@ -57,7 +57,7 @@ class WarmUps:
             )
 
     def add(self, request: GenerationRequest, client: Client) -> None:
-        """Queue `request`. Raises like `check`."""
+        """Queue `request`. Raises Overloaded if the queue is full, or the client's part of it."""
         self.check(client)
         self._clients.setdefault(client.name, deque()).append((request, client))
         self._tell()

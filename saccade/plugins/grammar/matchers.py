@@ -259,7 +259,9 @@ class MatcherState:
         return b"\xff" * self._row.nbytes
 
     def accept(self, token: int) -> None:
-        """Advance by a token sampled with the mask. Raises like `Matcher.accept`."""
+        """Advance by a token sampled with the mask. Raises InvalidRequest if the grammar has become
+        too complex, and InternalError if the token is not allowed.
+        """
         if self._filling is not None:  # masks between accepted draft tokens are not waited for
             self._filling.result()
             self._filling = None
@@ -273,7 +275,8 @@ class MatcherState:
     def jump(self, planned: bool) -> tuple[int, ...]:
         """Accept the forced tokens, and return them.
 
-        `planned`: a plan in flight samples the first one. Raises like `Matcher.accept`.
+        `planned`: a plan in flight samples the first one. Raises InvalidRequest if the grammar has
+        become too complex, and InternalError if a token is not allowed.
         """
         with self._timed():
             tokens = self._matcher.forced()

@@ -427,7 +427,7 @@ class ImageScheduler:
         return here.awaits is None
 
     def tower(self, decodes: bool, beside: bool) -> int:
-        """Compute `Plan.tower`. It is 0 for no limit, and also if no image is being encoded.
+        """Compute `Plan.tower`. It is 0 if there is no limit, or if no image is being encoded.
 
         An image that only background requests need is encoded in parts. It pauses if the step has
         other work (`beside`), unless its space is needed.

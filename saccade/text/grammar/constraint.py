@@ -66,7 +66,7 @@ def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
     """Return the output format that a request requires, or `None` if any text is allowed.
 
     It is in `response_format`, `structured_outputs` or `guided_*`. Raises InvalidRequest with the
-    field, also if more than one of them is set.
+    field if one is invalid, or if more than one is set.
     """
     structured = fields.get("structured_outputs")
     constraints = [
