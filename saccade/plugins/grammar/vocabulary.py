@@ -1,7 +1,7 @@
 """The tokenizer for llguidance, and the limits for compiling and matching grammars.
 
-All matchers are created here, so that the front, which checks a grammar, and the engine, which
-follows it, agree.
+All matchers are created here. The front checks grammars and the engine applies them, so both must
+agree.
 """
 
 from __future__ import annotations

@@ -540,9 +540,10 @@ class ImageScheduler:
     def _within_step(self, here: InFlightImage, builder: PlanBuilder) -> bool:
         """Return True if the step may start to encode the image.
 
-        One image always may. More may within the limit on patches. An embedding from another server
-        does not count. If an encoding was started for a background request, and other requests need
-        it by now, it must end first, because the workers still give it a low priority.
+        One image may always be encoded, and more within the limit on patches. An embedding from
+        another server does not count. If an encoding was started for a background request, and
+        other requests need it by now, it must end first, because the workers still give it a low
+        priority.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         if any(each.idle and self._awaited(each.image.key) for each in encoding):
@@ -580,8 +581,8 @@ class ImageScheduler:
         """Free space for the first missing image, by releasing embeddings that were encoded in
         advance.
 
-        Those of the sequence's next images are kept, if work in progress could still free enough
-        space.
+        The embeddings of the sequence's next images are kept if work in progress could still free
+        enough space.
         """
         horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
         self._release_prefetched({each.key for _, each in sequence.upcoming(horizon)})
