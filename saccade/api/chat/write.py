@@ -319,7 +319,7 @@ class TokenText(Struct):
 class ChoiceReply:
     """One choice, collected from its updates.
 
-    Log-probabilities are encoded as they arrive, because encoding many answers at once would block
+    Log-probabilities are encoded as they arrive, because encoding all of them at once would block
     the event loop.
     """
 

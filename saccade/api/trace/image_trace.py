@@ -40,7 +40,7 @@ class ImageCost(Struct):
     place: str
     """The part of the request, such as messages[0].content[1]."""
     digest: str
-    """blake3 of the image's bytes, in hexadecimal. For a region, the size of the whole image."""
+    """blake3 of the image's bytes, in hexadecimal. For a region, the digest of the whole image."""
     format: str
     """The image's type, according to its bytes."""
     bytes: int

@@ -52,7 +52,7 @@ NO_CHOICES = frozenset(
 @cache
 def load_processor(own: OwnProcessor) -> Any:
     """Load the checkpoint's own processor. Raises ValueError if no processor class is known, and
-    OSError or ValueError from transformers for unreadable files.
+    any exception of transformers.
     """
     folder, choices = own.folder, json.loads(own.choices)
     if find_spec("torchvision") is not None:

@@ -32,7 +32,7 @@ Packed = tuple[str, bytes]
 
 @dataclass(eq=False, slots=True)
 class StoredTurn:
-    """The addition of a request to a conversation: its items, and the answer's items."""
+    """The items that a request adds to a conversation: its own, and the answer's."""
 
     items: tuple[Packed, ...]
     answer: tuple[Packed, ...]

@@ -88,7 +88,7 @@ def estimate(
     hardware: Hardware,
     tokens: int,
 ) -> Estimate:
-    """Estimate the memory of a server on `hardware`, whose free bytes were measured before loading.
+    """Estimate the memory of a server on `hardware`, whose free bytes are counted before loading.
 
     tokens: the length of one request, which has a large image if the model supports any. Raises
     ConfigError for options that contradict each other.
