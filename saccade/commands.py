@@ -1,7 +1,7 @@
 """The command line: `saccade serve` and `version`, and the names of all other commands.
 
-The others are those of the core, of plugins, and of other distributions that register entry points
-(`tools/brought.py`). Their modules are imported when they run. Options are dataclasses in
+The other commands are from the core, from plugins, and from other distributions that register entry
+points (`tools/brought.py`). Their modules are imported when they run. Options are dataclasses in
 `core/options.py` and in plugins.
 """
 

@@ -82,7 +82,7 @@ MESSAGE = (
 class Answer:
     """One answer, and the tokens it cost.
 
-    `text` excludes reasoning and tool calls, which have fields of their own.
+    `text` excludes reasoning and tool calls, which have separate fields.
     """
 
     text: str

@@ -120,7 +120,7 @@ class Shard:
         return total if self.replicas == 1 else total.div_(self.replicas)
 
     def sum_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` over all ranks, each of which has computed a different part. `x` may be
+        """Sum `x` over all ranks. Each rank has computed a different part. `x` may be
         overwritten.
         """
         if self.group is None or self.size * self.replicas == 1:

@@ -184,8 +184,8 @@ class Family:
     # `model_type` in config.json, for checkpoints without `architectures`; also the values of
     # `FamilySpec.family`
     model_types: tuple[str, ...]
-    # a Python package (and the extra of the same name) that serves all architectures that no
-    # other family lists
+    # a Python package, and the extra of the same name. It serves all architectures that no other
+    # family supports.
     package: str | None = None
     pixels: str | None = None  # module with the family's own image preprocessing (`OwnPixels`)
     # the `GgufFacts` of its models, imported only for GGUF files

@@ -1,6 +1,6 @@
 """Installs Saccade into the Python that runs this: `python scripts/install.py PIP-ARGUMENTS`, for
-example `'.[cpu]'`. PyTorch comes first. By pip, or by uv where this Python has no pip, as in the
-environments that uv makes.
+example `'.[cpu]'`. PyTorch comes first. It is installed by pip, or by uv if this Python has no pip,
+as in the environments that uv creates.
 
 The public index has PyTorch's build for CUDA, with gigabytes that a machine without an NVIDIA
 driver cannot use. On such a machine, PyTorch's own index of CPU builds is added to the indexes of
@@ -43,7 +43,7 @@ PATIENCE = 5.0
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 CUDA_PACKAGES = ("nvidia-", "cuda-")
 UNPACKED = 2.0
-"""Size of torch's CUDA build on disk, relative to that of its download."""
+"""Size of torch's CUDA build on disk, relative to the download's size."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -235,8 +235,8 @@ class Installer(Protocol):
         ...
 
     def resolve(self, wanted: Sequence[str]) -> list[Package]:
-        """Return what it would install. The list is empty if this fails, in which case the
-        installation will report the reason.
+        """Return the packages that it would install. The list is empty if this fails, in which case
+        the installation will report the reason.
         """
         ...
 

@@ -3,7 +3,7 @@ other tests.
 
     python scripts/run_tests.py [arguments of pytest]
 
-The exit status is that of the last run. If more than a few tests fail, or if collection fails or a
+The exit status is the last run's. If more than a few tests fail, or if collection fails or a
 process crashes, this is not a matter of load, and tests are not run again.
 """
 

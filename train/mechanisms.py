@@ -2,7 +2,7 @@
 train.mechanisms`.
 
 A mechanism that is exact must not change an answer. One that rounds (bfloat16, 8 or 4 bits) may
-change some, but must not lose more accuracy than the standard error. Tasks are those of
+change some, but must not lose more accuracy than the standard error. Tasks are the same as in
 `train.evaluate`, with held-out seeds. Chats keep the model's own answers, so that caches are used
 within a run. Each row is measured on a separate server.
 """

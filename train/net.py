@@ -3,9 +3,9 @@
 It supports rectangular batches of still images, and must agree with the library's own forward pass,
 which `tests/demo` and `train` check.
 
-It is fast because all images of a call have one size, so that attention is two plain matrix
-products; because the duplicated frame of a still image is folded into the patch weights; and
-because positions are computed once per grid.
+It is fast for three reasons. All images of a call have one size, so attention is two plain matrix
+products. The duplicated frame of a still image is folded into the patch weights. Positions are
+computed once per grid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where to look for each word of an answer: the shapes or characters in the images that it names.
+"""Positions to look at for each word of an answer: the shapes or characters in the images that it
+names.
 
 These positions are derived from a turn and its scenes. During training, they supervise one
 attention head. They are not used for inference.
@@ -28,8 +29,8 @@ class Pointer:
 
 
 def pointers(turn: Exchange, seen: Sequence[Scene]) -> list[Pointer]:
-    """Return the pointers of an answer. `seen` are all images of the chat so far, including those
-    of this turn.
+    """Return the pointers of an answer. `seen` are all images of the chat so far, including the
+    images of this turn.
     """
     if turn.kind == "talk":
         return []

@@ -257,8 +257,8 @@ def name_tokens() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def balanced(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy of non-empty slots, plus a third of that of empty ones. Labels
-    below 0 are ignored.
+    """Return the mean cross-entropy of non-empty slots, plus a third of the mean of empty slots.
+    Labels below 0 are ignored.
 
     The means are separate because 99 % of the character slots are empty, which would dominate a
     single mean.
@@ -418,7 +418,7 @@ class Trainer:
         return self._dense(cells, labels, bind)
 
     def _dense(self, cells: Tensor, labels: CellLabels, bind: bool) -> Tensor:
-        """Return the loss of the contents of cells, and that of ranks and names if `bind`."""
+        """Return the loss of the contents of cells, and the loss of ranks and names if `bind`."""
         dense: Tensor = self.head(cells, labels)
         self.sums["dense"] += float(dense.detach())
         if not bind:
@@ -447,7 +447,7 @@ class Trainer:
             self.right[kind][1] += int(full.sum())
 
     def _count(self, batch: TrainingBatch, hit: Tensor) -> None:
-        """Count the answers of which every token was the most likely one."""
+        """Count the answers in which every token was the most likely one."""
         whole = torch.ones(len(batch.kinds), dtype=torch.bool)
         whole[batch.answer_turns[~hit]] = False
         for kind, right in zip(batch.kinds, whole.tolist(), strict=True):

@@ -109,7 +109,7 @@ def ab(
     random_mm: Annotated[RandomMM, Flat] = RandomMM(),
     output: Annotated[OutputOptions, Flat] = OutputOptions(),
 ) -> None:
-    """Start two servers in turns, measure their speed and accuracy, and report what differs.
+    """Start two servers in turns, measure their speed and accuracy, and report the differences.
 
     saccade bench ab --a "saccade serve DIR --port {port}" --b "saccade serve DIR --port {port}
     --tune disable_radix_cache=true"

@@ -173,10 +173,10 @@ SHAPES = {
         question="<bos><|turn>user\n{}<turn|>\n<|turn>model\n",
     ),
 }
-"""Layers and widths of the random checkpoints. "demo" has those of the demo model, "smolvlm" of
-SmolVLM-256M, "gemma3" of Gemma 3 270M's language model and four layers of its vision encoder, and
-"gemma4" has 20 of the 35 layers of Gemma 4 E2B and four of its vision encoder. All have the tiny
-checkpoints' vocabulary.
+"""Layers and widths of the random checkpoints. "demo" has the dimensions of the demo model,
+"smolvlm" of SmolVLM-256M, and "gemma3" of Gemma 3 270M's language model and four layers of its
+vision encoder. "gemma4" has 20 of the 35 layers of Gemma 4 E2B and four of its vision encoder. All
+have the tiny checkpoints' vocabulary.
 """
 PROMPT = "how many red circles are there? " * 8
 

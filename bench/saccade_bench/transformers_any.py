@@ -7,9 +7,9 @@ Creates a small random LLaVA-OneVision checkpoint, whose language model and visi
 layers and widths of the lab's small Qwen3-VL. An image of 640x480 is 10 tiles of 256 patches, or
 about 2,000 tokens. Measures a new image and question, the same request again, the last round of a
 chat with an image in each round, and eight concurrent questions about eight images (sequentially
-for transformers, as its generate does not pad). Answers are greedy, of fixed length, in float32.
-transformers' times include its processor, and Saccade's include HTTP and image decoding. The output
-ends with a table and a line VERDICT.
+for transformers, because its generate does not pad). Answers are greedy, of fixed length, in
+float32. transformers' times include its processor, and Saccade's include HTTP and image decoding.
+The output ends with a table and a line VERDICT.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 300
 
 
 def guidellm(target: Target) -> str:
-    """Send four requests of synthetic text, all of which must succeed."""
+    """Send four requests of synthetic text. All must succeed."""
     if find_spec("guidellm") is None:
         raise ImportError("guidellm", name="guidellm")
     with tempfile.TemporaryDirectory() as folder:

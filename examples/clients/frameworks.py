@@ -1,7 +1,7 @@
 """Frameworks based on the vendors' SDKs, unchanged: LiteLLM, LangChain, instructor, pydantic-ai,
 the Agents SDK and Vercel's AI SDK (through node).
 
-Each function tries one feature and returns what it observed. An exception is a failure.
+Each function tries one feature and returns its observations. An exception is a failure.
 """
 
 from __future__ import annotations

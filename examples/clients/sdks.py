@@ -1,6 +1,6 @@
 """The vendors' own SDKs, unchanged: openai and anthropic.
 
-Each function tries one feature and returns what it observed. An exception is a failure.
+Each function tries one feature and returns its observations. An exception is a failure.
 """
 
 from __future__ import annotations

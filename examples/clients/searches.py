@@ -1,7 +1,7 @@
 """Documents, embeddings, reranking and decisions with unchanged clients: the vendors' SDKs,
 cohere's, and the retrievers of LangChain, LlamaIndex and Haystack.
 
-Each function tries one feature and returns what it observed. An exception is a failure. Embeddings
+Each function tries one feature and returns its observations. An exception is a failure. Embeddings
 need a server with `--pooling last`, and reranking a server with a Qwen3-VL-Reranker.
 """
 

@@ -11,8 +11,8 @@ All features of each installed client are tried, one after another. Other client
 not installed. The output ends with a table. Forced calls and schemas work with any model, even a
 random one (`saccade make-checkpoint --preset tiny-qwen3-vl --out DIR`). Optional tool calls depend
 on the model and are not tried. If `--tokenizer` (for guidellm and lm-eval) is a complete
-checkpoint, lm-eval's log-likelihoods are compared with those of transformers (exact if the server
-runs with --dtype float32). Any OpenAI-compatible server can be tested.
+checkpoint, lm-eval's log-likelihoods are compared with transformers' (exact if the server runs with
+--dtype float32). Any OpenAI-compatible server can be tested.
 """
 
 from __future__ import annotations

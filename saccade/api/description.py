@@ -1,6 +1,7 @@
 """The parts of `/openapi.json`: each API has a `Description` of its operations.
 
-Also helpers for schemas that several APIs use. Imported only to build `/openapi.json`.
+This module also has helpers for schemas that several APIs use. Imported only to build
+`/openapi.json`.
 """
 
 from __future__ import annotations

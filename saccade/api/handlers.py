@@ -165,9 +165,9 @@ class RequestHandler:
         await send({"type": "http.response.body", "body": b""})
 
     async def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Load an adapter as `AdapterRegistry.load` does.
+        """Load an adapter, and return once requests may use it.
 
-        Raises InvalidRequest, also if `name` is a name of the model.
+        Raises InvalidRequest if `name` is a name of the model, or if the adapter cannot be loaded.
         """
         if name in self.names:
             raise InvalidRequest(f"lora_name: {name!r} is the name of the base model", "lora_name")
@@ -186,7 +186,7 @@ class RequestHandler:
     def name_of(self, name: str | None) -> str:
         """Return the name of the model in responses. By default, it is the model's own.
 
-        Raises NotFound for any other name, including those of adapters.
+        Raises NotFound for any other name, including names of adapters.
         """
         if name and name not in self.names:
             raise NotFound(

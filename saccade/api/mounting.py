@@ -135,7 +135,7 @@ class Resumption:
 
 
 def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
-    """Return the methods that a path allows, including those of plugins that are loaded."""
+    """Return the methods that a path allows, including methods of loaded plugins."""
     found: set[str] = set()
     for route in routes:
         if isinstance(route, Route) and route.path_regex.match(path):

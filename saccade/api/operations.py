@@ -1,7 +1,7 @@
 """The core's operations in `/openapi.json`: chat completions, completions, tokens, models and the
 server itself.
 
-Also an image and a chat for the examples of other APIs.
+It also has an image and a chat for the examples of other APIs.
 """
 
 from __future__ import annotations

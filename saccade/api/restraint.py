@@ -43,7 +43,7 @@ class Restraint(Struct, kw_only=True):
     """Words that are blocked at the beginning of the answer and after a space."""
     no_repeat_ngram_size: Natural | None = None
     vllm_xargs: ExtraArguments | None = None
-    """The same repetition limits, under the names that DeepSeek-OCR's users know."""
+    """The same repetition limits, under the names that DeepSeek-OCR's users send."""
     thinking_token_budget: Natural | None = None
     """Maximum reasoning tokens. After them, the answer proper begins."""
     include_stop_str_in_output: bool | None = None

@@ -2,9 +2,9 @@
 
 Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998). An item's priority
 is its worth per byte, plus the tier's floor at the time of its last use. Evicting an item raises
-the floor to that item's priority. So among items used at about the same time, those of low worth
-are evicted first, and an unused item is evicted eventually, whatever its worth. Among items of
-equal worth, the least recently used one is evicted first.
+the floor to that item's priority. So among items used at about the same time, items of low worth
+are evicted first, and an unused item is evicted eventually, even if its worth is high. Among items
+of equal worth, the least recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CacheTier(Generic[K]):
         self._floor = 0.0
         self._clock = 0
         self._items: dict[K, _Item] = {}
-        # (priority, stamp, key). An entry is stale unless its stamp is that of the item.
+        # (priority, stamp, key). An entry is stale unless its stamp equals the item's.
         self._heap: list[tuple[float, int, K]] = []
 
     def __contains__(self, key: object) -> bool:

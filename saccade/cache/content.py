@@ -1,9 +1,8 @@
-"""A sequence's content as the caches see it: tokens, and which embedding rows are used at which
-positions.
+"""A sequence's content as the caches see it: tokens, and the embedding rows used at each position.
 
-Defines the keys of the prefix cache's edges, and the 256-bit hashes that identify KV pages in
-caches that outlive the trie, for example on disk. A page's hash includes its parent's hash and
-everything else that the page's keys and values depend on.
+Defines the keys of the prefix cache's edges, and the 256-bit hashes of KV pages. Caches that
+outlive the trie, for example on disk, identify pages by these hashes. A page's hash includes its
+parent's hash and everything else that the page's keys and values depend on.
 
     root (identity of the server's pages, salt, adapter) ◀── first page ◀── second page ...
 """

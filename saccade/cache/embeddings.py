@@ -1,5 +1,6 @@
 """The bookkeeping of the embedding cache: the tier and the worth of each image's embedding, and
-which embeddings to evict. Also counts how often images are used, and records how they were encoded.
+which embeddings to evict. It also counts how often images are used, and records how they were
+encoded.
 
 The workers have the tensors, and execute the `Move`s that this module returns. Embeddings pinned by
 clients (`pins.py`) are evicted last.
@@ -63,8 +64,8 @@ class Popularity:
 
 
 class GhostList:
-    """The last `size` encoded images, each with its most recent preprocessing settings. Used to
-    explain cache misses.
+    """The last `size` encoded images, each with its most recent preprocessing settings. It is used
+    to explain cache misses.
 
     Entries include the salt, so that a tenant cannot learn which images others have used.
     """
@@ -170,7 +171,7 @@ class EmbeddingCache:
         self._listener: EmbeddingListener | None = None
         self._staged: set[ImageKey] = set()
         self.beyond_budget = self._begin(self.disk, on_disk) if self.disk is not None else []
-        """Moves that delete files of an earlier run which exceed the disk tier's budget."""
+        """Moves that delete files of an earlier run, because they exceed the disk tier's budget."""
 
     def _begin(
         self, disk: CacheTier[ImageKey], found: Iterable[tuple[ImageKey, int]]
@@ -268,7 +269,8 @@ class EmbeddingCache:
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """Return True if `num_tokens` more fit in the device's budget beside the held embeddings.
+        """Return True if `num_tokens` more fit in the device's budget in addition to the held
+        embeddings.
 
         If none are held, any image fits, because a single image may exceed the budget.
         """
@@ -286,7 +288,7 @@ class EmbeddingCache:
         *,
         idle: bool = False,
     ) -> list[Move]:
-        """Add `key` to the device tier, as its encoding starts. Returns the moves that free space
+        """Add `key` to the device tier when its encoding starts. Returns the moves that free space
         for it.
 
         keep: images to evict after all others. idle: only background requests need the image.
@@ -368,9 +370,9 @@ class EmbeddingCache:
         return self._pinned.nbytes
 
     def pin_for_client(self, key: ImageKey, client: str, seconds: int) -> None:
-        """Pin `key` for a client for `seconds`, whatever its tier.
+        """Pin `key` for a client for `seconds`, in any tier.
 
-        No-op if the embedding is not cached, or exceeds what the client may pin.
+        This is a no-op if the embedding is not cached, or exceeds what the client may pin.
         """
         if self.locate(key) is not None:
             self._pinned.pin([(key, self._bytes(key))], client, seconds)
@@ -416,7 +418,7 @@ class EmbeddingCache:
         return Move(key, "staged", None, self._drop_record(key))
 
     def not_saved(self, key: ImageKey) -> None:
-        """Remove an embedding from the disk tier, as it could not be written.
+        """Remove an embedding from the disk tier because it could not be written.
 
         If it is being read, that read fails as well, and `fetched` removes it.
         """

@@ -32,7 +32,7 @@ class PageTiers(Protocol):
     def write_page(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
-        """Write `page`, and the state in slot `line` that follows it, to those of `tiers` that do
+        """Write `page`, and the state in slot `line` that follows it, to each of `tiers` that does
         not store it yet.
 
         Returns the bytes written.

@@ -1,4 +1,4 @@
-"""The pins of one cache: which client has pinned which items, and until when.
+"""The pins of one cache: the items that each client has pinned, and until when.
 
 A pin expires after its time, which each use by the client renews. Each client is charged for its
 pins in the cache's unit (pages or bytes). `PinTable` records pins and charges; the cache computes
@@ -7,9 +7,9 @@ does this for caches whose items have sizes and are in tiers. It also selects th
 evict if nothing else in a full tier can be evicted. A pin applies to an item in any tier.
 
 All pins together cost at most `share`. A client's part is the share divided by the number of
-clients with pins, plus what the others leave unused. A client that exceeds its part loses its own
-oldest pins. If the total exceeds the share, the client with the highest charge loses pins. So no
-client within its part loses pins because another one sets too many. Among a client's pins, the
+clients with pins, plus the unused parts of other clients. A client that exceeds its part loses its
+own oldest pins. If the total exceeds the share, the client with the highest charge loses pins. So
+no client within its part loses pins because another one sets too many. Among a client's pins, the
 least recently set or used one is dropped first.
 """
 
@@ -63,7 +63,8 @@ class PinTable(Generic[K]):
     def budget_of(self, client: str) -> int:
         """Return the maximum total charge of a client.
 
-        This is its part of the share, or what other clients leave unused if that is more.
+        This is its part of the share, or the part that other clients leave unused if that is
+        larger.
         """
         others = self.charged.total() - self.charged[client]
         clients = len(self._pins.keys() | {client})

@@ -122,7 +122,7 @@ class PrefixCache:
         self._pool = pool
         self._roots: dict[Partition, Node] = {}
         self._clock = count(1)
-        # heap of (used, tie-breaker, node). An entry is stale unless `used` is that of the node.
+        # heap of (used, tie-breaker, node). An entry is stale unless `used` equals the node's.
         self._leaves: list[tuple[int, int, Node]] = []
         self.pages = 0
         self.evictable = 0  # pages that `evict` could free now
@@ -132,7 +132,7 @@ class PrefixCache:
         """Report to `listener` every page that is stored or removed from now on. Call this while
         the cache is empty.
 
-        identity: a digest of what all pages depend on (`core.store.PageIdentity.digest`).
+        identity: a digest of everything that pages depend on (`core.store.PageIdentity.digest`).
         """
         assert not self.pages and (self.kept is None or self._identity == identity)
         self._listener, self._identity = listener, identity
@@ -271,8 +271,8 @@ class PrefixCache:
     def allocate_slot(self) -> int | None:
         """Return a slot for a snapshot, or None while all slots are being written.
 
-        This is a free slot, or that of the least recently used snapshot. Snapshots of pinned pages
-        are evicted last.
+        This is a free slot, or the slot of the least recently used snapshot. Snapshots of pinned
+        pages are evicted last.
         """
         assert self.snapshots is not None
         line, node = self.snapshots.allocate_slot(lambda node: not node.pinned)

@@ -36,9 +36,9 @@ class Snapshots(Generic[H]):
         """Return (slot to write, holder whose snapshot was evicted), or (None, None) if no slot is
         available.
 
-        A free slot is used first, then that of a snapshot which only background requests have used,
-        then that of the least recently used snapshot. Holders for which `first` returns True lose
-        their snapshots before others.
+        A free slot is used first, then the slot of a snapshot that only background requests have
+        used, then the slot of the least recently used snapshot. Holders for which `first` returns
+        True lose their snapshots before others.
         """
         if self._free:
             return self._free.pop(), None

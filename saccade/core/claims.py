@@ -155,7 +155,7 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """Open a file like `beside`, but create it if it is missing. Existing content is kept."""
+    """Open a file like `beside` does, but create it if it is missing. Existing content is kept."""
     return beside(path, flags | os.O_CREAT)
 
 
@@ -170,7 +170,9 @@ class Strange(OSError):
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """Open a directory, and yield its descriptor. Raises OSError, also for a symbolic link."""
+    """Open a directory, and yield its descriptor. Raises OSError if it cannot be opened or is a
+    symbolic link.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFELY)
     except NotADirectoryError:

@@ -1,5 +1,5 @@
-"""The client that sent a request, which determines its cache, files and fair share. Also limits
-on the requests in flight, in total and per client.
+"""The client that sent a request, which determines its cache, files and fair share. This module
+also limits the requests in flight, in total and per client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARE = 0.5
 bytes in flight, and the disk for uploaded files.
 """
 SALT_BYTES = 16
-"""Length of the salts used inside the server, independent of what a client sends."""
+"""Length of the salts used inside the server, independent of the salts that clients send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Client:
     """The client that sent a request."""
 
     name: str = ""  # the API key's name; "" for the key from --api-key, or without keys
-    address: str = ""  # where the connection comes from; "" for calls from Python
+    address: str = ""  # the connection's source address; "" for calls from Python
     shares_cache: bool = False
     limited: bool = False  # one of several clients, each limited to `SHARE` of the total
 
@@ -66,8 +66,8 @@ def _hashed(name: str, given: str) -> str:
 def client_address(host: str) -> str:
     """Return the address that a client's connections are counted under.
 
-    For IPv6 this is the /64 network, as one client usually has all of its addresses. An IPv4-mapped
-    IPv6 address is counted as the IPv4 address.
+    For IPv6 this is the /64 network, because one client usually has all of its addresses. An
+    IPv4-mapped IPv6 address is counted as the IPv4 address.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -122,7 +122,9 @@ class Permits:
 
     @contextmanager
     def acquire(self, client: Client = ANYBODY) -> Iterator[None]:
-        """Count a request as in flight within the context. Raises as `check` does."""
+        """Count a request as in flight within the context. Raises Overloaded if the request is over
+        a limit.
+        """
         self.check(client)
         self._count(client, 1)
         try:

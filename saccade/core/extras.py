@@ -1,5 +1,5 @@
 """How to install a missing extra: the command for this machine's operator, and a message for
-clients without details of the host. Also finds installed packages that are too new.
+clients without details of the host. It also finds installed packages that are too new.
 """
 
 from __future__ import annotations

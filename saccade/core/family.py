@@ -257,8 +257,8 @@ class Templates:
     tools: Path | None = None
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None  # None if no checkpoint of the family embeds or ranks
-    # (what templates write for an image, what the family's processor replaces it with). The result
-    # is tokenised together with the surrounding text.
+    # (the text that templates write for an image, the text that the family's processor replaces it
+    # with). The result is tokenised together with the surrounding text.
     shown: tuple[str, str] | None = None
     # the token that templates write for an image, if a space is inserted between it and a word
     spaced: str = ""
@@ -354,7 +354,7 @@ class FamilySpec(Protocol):
 
     @property
     def encoder_blocks(self) -> int:
-        """The number of blocks in the vision encoder, each of which computes every patch."""
+        """The number of blocks in the vision encoder. Each block computes every patch."""
         ...
 
     @property
@@ -425,8 +425,8 @@ class FamilySpec(Protocol):
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder by the tokens of `images[k]`, and by what the family
-        puts around them.
+        """Replace the k-th image placeholder by the tokens of `images[k]` and the tokens that the
+        family puts around them.
 
         `times` is `Span.time` of each image; if empty, it is None for all. Raises InvalidRequest
         if the numbers of placeholders and images differ.

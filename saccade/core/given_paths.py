@@ -33,7 +33,7 @@ def regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file. Raises OSError, also if it is larger than `most` bytes."""
+    """Read a regular file. Raises OSError if it cannot be read or is larger than `most` bytes."""
     with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) if size <= most else b""

@@ -82,7 +82,7 @@ def hub_errors(repo: str) -> Iterator[None]:
             "directory either"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        # A short message, as the hub's own is a paragraph if it cannot be reached.
+        # The hub's own message is a paragraph if it cannot be reached, so this one is short.
         why = str(error.__cause__ or error).partition("\n")[0]
         raise CheckpointError(
             f"cannot download {repo} (you can download it elsewhere and pass its directory): {why}"

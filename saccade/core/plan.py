@@ -73,7 +73,7 @@ class Open:
 
 
 class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
-    """Score the prompt tokens at [first, end), each of which follows a token in the row.
+    """Score the prompt tokens at [first, end). Each of them follows a token in the row.
 
     `top` is the number of alternatives to return with each.
     """
@@ -150,7 +150,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TileCopy:
-    """Reuse the rows of tile `place` of image `key` for tile `tile` of an image to encode.
+    """Reuse the embedding rows of tile `place` of image `key` for tile `tile` of an image to
+    encode.
 
     `key` is the image itself, or one whose embedding is on the device or on the host when the step
     starts, before its moves. `grid` is the grid of `key`.
@@ -179,7 +180,8 @@ class Encode:
     given: int = 0
     adapter: int = 0  # number of the adapter that the vision encoder uses; 0: none
     idle: bool = False  # no request waits for it, so other images are encoded first
-    # tiles that need not be encoded. `patches` counts those of the other tiles, and is at least 1.
+    # tiles that need not be encoded. `patches` counts the patches of the other tiles, and is at
+    # least 1.
     copies: tuple[TileCopy, ...] = ()
 
 
@@ -194,8 +196,8 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Use the embedding of `key` for batch rows `[row, row + length)`, instead of the token
-    embedding table: its rows `[offset, offset + length)`.
+    """Use rows `[offset, offset + length)` of the embedding of `key` as the input of batch rows
+    `[row, row + length)`, instead of rows of the token embedding table.
     """
 
     row: int
@@ -263,7 +265,7 @@ class Change:
     """A change to the model's weights or memory, made before anything else in the step.
 
     load adapter: load it from `folder` as number `adapter`.
-    drop adapter: unload `adapter`, which no request or encoding uses any longer.
+    drop adapter: unload `adapter`. No request or encoding uses it.
     weights: replace the model's weights by those in `folder`. The step computes nothing else.
     adapt: recapture the vision encoder's CUDA graphs for recent traffic, while no request runs.
     may sleep: only check, and report why the model cannot sleep.
@@ -283,7 +285,7 @@ ADAPT = Change("adapt")
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The outcome of a change."""
+    """The result of a `Change` on one rank."""
 
     error: str = ""  # why it was not made; "": it was made
     fingerprint: str = ""  # identifies the loaded weights
@@ -397,14 +399,14 @@ class Masks:
     step: int
     words: bytes  # int32 [L, ceil(V / 32)]; token t is bit t % 32 of word t // 32
     # index in `words` for each row with `masked`, in order. Equal masks are common and stored once,
-    # as a mask is large (19 KB for V = 152,064).
+    # because a mask is large (19 KB for V = 152,064).
     lines: tuple[int, ...]
 
     @classmethod
     def of(cls, step: int, rows: Sequence[bytes]) -> Masks:
         """Pack the masks for `step`. rows: int32 [ceil(V / 32)] as bytes, for each masked row."""
         kept: list[bytes] = []
-        late: list[int] = []  # recently used indices, as most masks repeat a recent one
+        late: list[int] = []  # recently used indices, because most masks repeat one of them
         lines = []
         for row in rows:
             line = next((line for line in late if kept[line] == row), len(kept))

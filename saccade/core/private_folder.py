@@ -100,7 +100,9 @@ class PrivateFolder:
 
 @contextmanager
 def private_folder(path: Path) -> Iterator[PrivateFolder]:
-    """Open a directory, created if missing. Raises OSError, also if other users can change it."""
+    """Open a directory, created if missing. Raises OSError if it cannot be opened or other users
+    can change it.
+    """
     handle = _open(path)
     try:
         yield PrivateFolder(handle)

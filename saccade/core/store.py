@@ -1,7 +1,8 @@
 """The files of embeddings and KV pages on disk: a directory for each model, a file for each item.
 
-The engine, which looks files up, and the worker, which writes them, share this layout. Also the
-claims of directories that servers may share, and the properties that KV pages on disk depend on.
+The engine, which looks files up, and the worker, which writes them, share this layout. It also has
+the claims of directories that servers may share, and the properties that KV pages on disk depend
+on.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Metadata for fields of option dataclasses, which marks basic options and tuning values. Also
-checks of their bounds, with errors in terms of the command line.
+"""Metadata for fields of option dataclasses, which marks basic options and tuning values. This
+module also checks their bounds, with errors in terms of the command line.
 
 `saccade serve --help` lists only basic options. A tuning value is one that Saccade normally chooses
 itself. It exists for measurements and tests, and is set by `--tune NAME=VALUE` or as a field.
@@ -196,7 +196,9 @@ def above(bound: float, options: object, *names: str) -> None:
 
 
 def named(options: object, *names: str) -> None:
-    """Raise ConfigError if a list contains "", as it does if an unset shell variable was used."""
+    """Raise ConfigError if a list contains "", which happens if an unset shell variable was
+    used.
+    """
     for name in names:
         if "" in getattr(options, name):
             raise ConfigError(f"{option(name)} is empty: set a value, or omit the option")

@@ -103,7 +103,9 @@ MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 
 MIN_TEMPERATURE = 1e-6
-"""Lower temperatures mean greedy sampling, as dividing float32 logits by them could overflow."""
+"""Lower temperatures mean greedy sampling because dividing float32 logits by them could
+overflow.
+"""
 MIN_REPETITION_PENALTY = 1e-6
 """A smaller penalty could round to 0 in the logits' dtype, and 0 times a banned token's -inf is
 NaN.
@@ -220,8 +222,8 @@ NO_PENALTIES = 1.0, 0.0, 0.0
 class SamplingParams:
     """How response tokens are sampled. Raises InvalidRequest if a value is out of bounds.
 
-    A request's n-th token depends only on its logits and on (`seed`, n), whatever the rest of the
-    batch is. The front handles `stop` strings, as the engine sees only tokens; the engine handles
+    A request's n-th token depends only on its logits and on (`seed`, n), not on the rest of the
+    batch. The front handles `stop` strings because the engine sees only tokens; the engine handles
     all other fields.
     """
 
@@ -357,8 +359,8 @@ class Caching:
     family: str = ""  # the client's name for a group of prompts with a common prefix
     # the adapter whose weights compute the KV; adapters do not share cached KV
     adapter: AdapterRef = NO_ADAPTER
-    # A background request: it runs only if there are no others, and what it adds to the caches is
-    # evicted first unless another request uses it.
+    # A background request. It runs only if there are no others, and its cache entries are evicted
+    # first unless another request uses them.
     idle: bool = False
     # tokens that the client expects in the response, used as draft tokens
     prediction: tuple[int, ...] = ()
@@ -367,7 +369,7 @@ class Caching:
 
     @property
     def is_reported(self) -> bool:
-        """True if the response reports what was cached, or why a prefix was missed."""
+        """True if the response reports the cached tokens, or why a prefix was missed."""
         return bool(self.breakpoints) or self.diagnose
 
 
@@ -436,8 +438,8 @@ class TokenLogprobs:
 class PromptScores:
     """The model's scores for C prompt tokens from index `start`, each given the tokens before it.
 
-    `start` is at least 1, as the first token has no context. Scores are packed into bytes because
-    prompts may be long.
+    `start` is at least 1 because the first token has no context. Scores are packed into bytes
+    because prompts may be long.
     """
 
     start: int
@@ -499,7 +501,7 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """Where the result for one image of a prompt came from."""
+    """How the result for one image of a prompt was obtained."""
 
     image: int
     # kv: all its tokens were in the cached prefix. embedding: its embedding was cached.
@@ -579,7 +581,7 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """An update for one request: what was generated since the last delta.
+    """An update for one request: the output since the last delta.
 
     The last delta has `finish` set. `cached_tokens`, `restored`, `images`, `caching` and `admitted`
     are set in the first delta with a token or a finish.

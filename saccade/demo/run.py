@@ -1,7 +1,7 @@
 """`saccade demo`: serve the demo model, ask it about three images, show the answers and cache hits,
 and continue serving.
 
-It is an ordinary HTTP client: everything that it shows comes from the API.
+It is an ordinary HTTP client: everything that it shows is from the API.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ QUESTIONS = (
 )
 """The questions of one chat. The later ones refer to earlier images.
 
-They are limited to what the model does well (see its model card): text in the images is large, and
-no objects are counted.
+They are limited to tasks that the model does well (see its model card): text in the images is
+large, and no objects are counted.
 """
 
 

@@ -1,4 +1,4 @@
-"""API keys, including those of `--api-keys-file`, which is read again when it changes.
+"""API keys, including the keys in `--api-keys-file`, which is read again when it changes.
 
 Imported only by servers with keys.
 """
@@ -37,7 +37,9 @@ class Keys:
         key: str | None,
         settings: KeySettings = KeySettings(),  # noqa: B008 - frozen
     ) -> None:
-        """Read the keys. `key` is that of --api-key. Raises ConfigError if the file is unusable."""
+        """Read the keys. `key` is the key of --api-key. Raises ConfigError if the file is
+        unusable.
+        """
         self._key = key
         self._share_cache = settings.share_cache
         file = settings.api_keys_file

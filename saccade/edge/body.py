@@ -65,8 +65,8 @@ small ones.
 
 
 class BodyThreads:
-    """Threads that parse bodies. Large bodies have a thread of their own, so that other bodies do
-    not wait for them.
+    """Threads that parse bodies. Large bodies have a separate thread, so that other bodies do not
+    wait for them.
 
     The threads start when they are first used.
     """
@@ -101,7 +101,7 @@ class Bodies:
         self.threads = BodyThreads()
         self.held = 0
         self.of: Counter[str] = Counter()
-        """Bytes held, by the name of the API key."""
+        """Buffered bytes, by the name of the API key."""
         self._metrics = metrics
         self._sent: SentBytes | None = None
 
@@ -121,8 +121,8 @@ class Bodies:
         A client that announces a large body and sends little of it therefore uses little of the
         budget.
 
-        Raises Overloaded if the announced size exceeds what is available now, before any byte is
-        read.
+        Raises Overloaded if the announced size exceeds the budget that is available now, before any
+        byte is read.
         """
         with self.share(client_of(request.scope)) as share:
             share.check(min(announced(request), largest))
@@ -155,13 +155,13 @@ class BodyWatcher(Protocol):
     """
 
     def feed(self, piece: bytes) -> None:
-        """Look at the next bytes, without waiting: this is the event loop."""
+        """Look at the next bytes. This runs on the event loop, so it must not block."""
 
     def end_body(self) -> None:
-        """The last bytes are here."""
+        """This is called after the last bytes have arrived."""
 
     async def settle(self, tenant: str) -> None:
-        """The body was read: it is `tenant`'s, and so is what was started."""
+        """The body was read, so the body and the work that it started belong to `tenant`."""
 
     def close(self) -> None:
         """The request has ended. Stop and release all that was started."""
@@ -169,7 +169,7 @@ class BodyWatcher(Protocol):
 
 @dataclass(slots=True)
 class BufferedBody:
-    """The bytes that one request holds."""
+    """The part of the memory for request bodies that one request uses."""
 
     bodies: Bodies
     client: Client = ANYBODY
@@ -178,14 +178,16 @@ class BufferedBody:
     receive_ms: float = 0.0  # from the first look for the body to its last byte
 
     def resize(self, nbytes: int) -> None:
-        """Set the bytes held. Raises as `check` does."""
+        """Set the number of buffered bytes. Raises Overloaded if `nbytes` exceeds the available
+        budget.
+        """
         self.check(nbytes)
         change, self.nbytes = nbytes - self.nbytes, nbytes
         self.bodies.set(self.bodies.held + change)
         self.bodies.of[self.client.name] += change
 
     def check(self, nbytes: int) -> None:
-        """Raise Overloaded if `nbytes` exceeds what is available.
+        """Raise Overloaded if `nbytes` exceeds the available budget.
 
         A request is always accepted while no other request holds bytes.
         """
@@ -204,8 +206,8 @@ class BufferedBody:
     def reserve(self, nbytes: int) -> None:
         """Add `nbytes`, for content from files or URLs. It counts each time it is mentioned.
 
-        Raises Overloaded if they exceed what is available now, and TooLarge if they exceed the
-        limit.
+        Raises Overloaded if they exceed the budget that is available now, and TooLarge if they
+        exceed the limit.
         """
         if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
             raise TooLarge(
@@ -215,7 +217,7 @@ class BufferedBody:
         self.resize(self.nbytes + nbytes)
 
     async def settle(self, tenant: str) -> None:
-        """Pass on whose request this is, once its body was read."""
+        """Report the tenant of the request to the watcher, once the body was read."""
         if self.watcher is not None:
             await self.watcher.settle(tenant)
 
@@ -237,7 +239,8 @@ class BufferedBody:
 
 
 async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read the whole body, of any content type. Raises as `pieces` does.
+    """Read the whole body, of any content type. Raises TooLarge, TooSlow, or Overloaded if the
+    bytes exceed the available budget.
 
     Bytes are copied once, after the last one has arrived. A growing buffer would be moved whenever
     the memory behind it is in use: seven times the bytes, if several bodies arrive at once. Copying
@@ -260,8 +263,8 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
 async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read a JSON body, without the byte order mark that some editors write.
 
-    The body may refer to stored bytes (`related.py`). Raises as `pieces` does, InvalidRequest for
-    another content type, and UnsupportedMedia for a compressed body.
+    The body may refer to stored bytes (`related.py`). Raises InvalidRequest for another content
+    type, UnsupportedMedia for a compressed body, and the errors of `read_whole`.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -285,7 +288,8 @@ async def read_json(request: Request, held: BufferedBody, largest: int) -> bytea
 async def _read_related(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read a multipart/related body, and return its JSON with the bytes that it refers to.
 
-    Raises as `read_json` does, and UnknownDigests.
+    Raises InvalidRequest if the body is malformed, UnknownDigests if it refers to bytes that are
+    not stored, and TooLarge, TooSlow or Overloaded.
     """
     from saccade.edge.related import RelatedBody, boundary_of
 
@@ -387,7 +391,8 @@ class Admission:
         A client that sends slowly therefore does not use a permit. If the server is full, the
         request is rejected before its body is read.
 
-        Raises as `check_ready`, `Permits.acquire`, `Bodies.hold` and `read` do.
+        Raises EngineUnavailable if no request can be served, Overloaded if the server is full, and
+        the errors of `read`.
         """
         request, client = Request(scope, receive), client_of(scope)
         self.check_ready()

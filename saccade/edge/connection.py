@@ -497,7 +497,7 @@ class Connection(HttpToolsProtocol):
     # ---- timeouts
 
     def check(self, now: float) -> None:
-        """Close the connection if a timeout has expired. Called once a second."""
+        """Close the connection if a timeout has expired. This is called once a second."""
         if self._outlet.stalled(now) > self._options.write_timeout:
             self.drop("unread")
         elif self._deadline is not None and now > self._deadline:

@@ -2,12 +2,12 @@
 
 `client_of` identifies the client of a request. `auth.py` identifies those with a key.
 
-`Guard` limits which web pages can use a server that has no key: its own pages, and those of
---cors-origins. A server on a loopback address cannot be reached from other machines, but the local
-browser can reach it, and web pages may send requests to any address. Such a page is recognized by
-its `Origin` or `Sec-Fetch-Site`. A page whose own host name resolves to this machine (DNS
-rebinding) is recognized by its `Host`. Browsers set these headers themselves. Other clients do not
-send `Origin` and `Sec-Fetch-Site`.
+If a server has no key, `Guard` limits the web pages that can use it to its own pages and the pages
+of --cors-origins. A server on a loopback address cannot be reached from other machines, but the
+local browser can reach it, and web pages may send requests to any address. Such a page is
+recognized by its `Origin` or `Sec-Fetch-Site`. A page whose own host name resolves to this machine
+(DNS rebinding) is recognized by its `Host`. Browsers set these headers themselves. Other clients do
+not send `Origin` and `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Stamp:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Do nothing. An ASGI application."""
+    """An ASGI application that does nothing."""
 
 
 class RequestIds:

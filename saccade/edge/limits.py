@@ -42,7 +42,7 @@ class Member(Protocol):
         """True if a request may have arrived that has not been read yet."""
 
     def check(self, now: float) -> None:
-        """Close the connection if it is overdue. Called once a second."""
+        """Close the connection if it is overdue. This is called once a second."""
 
     def drop(self, reason: str) -> None:
         """Close the connection immediately."""
@@ -180,7 +180,7 @@ class ConnectionLimiter:
         self._metrics.inc("saccade_connections_closed_total", reason=reason)
 
     def check(self, now: float) -> None:
-        """Check each connection. Called once a second."""
+        """Check each connection. This is called once a second."""
         for member in list(self._members):
             member.check(now)
         if self._crowded:

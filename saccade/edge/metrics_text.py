@@ -63,7 +63,7 @@ def _adapters(requests: Mapping[tuple[str, ...], float], most: float) -> GaugeMe
 
 
 def render(metrics: Metrics) -> bytes:
-    """Render all metrics, and those of this process, in the format of `CONTENT_TYPE`."""
+    """Render all metrics, and this process's metrics, in the format of `CONTENT_TYPE`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Declared(metrics))
     ProcessCollector(registry=registry)

@@ -35,7 +35,9 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's error types. Other statuses below 500 use that of 400, and the rest `api_error`."""
+"""Anthropic's error types. Other statuses below 500 use the same type as 400, and the rest
+`api_error`.
+"""
 
 
 class ErrorBody(Struct):

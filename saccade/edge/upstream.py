@@ -1,8 +1,8 @@
 """HTTP connections to one worker, over which requests and responses pass unchanged.
 
 This module pools idle connections, and limits the bytes of a response that are buffered for a slow
-client. Its errors distinguish a worker that disconnects before the first byte of a response from
-one that disconnects later. Everything runs on one event loop, so there are no locks.
+client. Its errors distinguish whether a worker disconnects before or after the first byte of a
+response. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -198,7 +198,9 @@ class _Wire(asyncio.Protocol):
         return sent and whole and self._framed and self._kept
 
     def close(self) -> None:
-        """Close the connection immediately, so that the worker notices that its client has gone."""
+        """Close the connection immediately, so that the worker notices that its client has
+        disconnected.
+        """
         if self._transport is not None:
             self._transport.abort()
 

@@ -19,7 +19,7 @@ ALONE = frozenset({"weights", "sleep", "wake"})
 
 
 class Changes:
-    """Pending changes, and which request uses which adapter."""
+    """Pending changes, and the adapter that each request uses."""
 
     def __init__(self, encodes_with: Callable[[int], bool]) -> None:
         """Start without changes. encodes_with: returns True if an image is being encoded with the

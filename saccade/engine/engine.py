@@ -261,7 +261,7 @@ class Engine:
             self._front.send(each)
 
     def _settle_pause(self) -> None:
-        """Answer pending pause requests once all work is done, or frozen."""
+        """Answer pending pause requests once all work is finished or frozen."""
         if self._pause is None or self._workers.in_flight:
             return
         idle = self._pause.keeps or (self._scheduler.idle and not self._has_waiting())

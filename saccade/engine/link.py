@@ -51,7 +51,7 @@ class EarlyEngine:
     """An engine process that was started before its model is known, and the descriptor of the
     arena.
 
-    As a context manager, it kills the process on exit if it is still running.
+    As a context manager, it kills the process on exit if the process is still running.
     """
 
     child: Child
@@ -135,7 +135,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The engine's process id. Only available after `start`."""
+        """The engine's process id. It is only available after `start`."""
         assert self._child is not None
         return self._child.pid
 

@@ -22,11 +22,13 @@ from saccade.kernels.backend import find_backend
 
 GRAPH_POOL_BYTES = 256 * MIB
 GRAPH_BYTES = 4 * MIB
-"""CUDA graphs of the language model: the size of their shared pool, and of each graph. Not
-measured.
+"""CUDA graphs of the language model: the size of their shared pool, and of each graph. These sizes
+were not measured.
 """
 LIBRARY_BYTES = 320 * MIB
-"""cuBLAS workspaces, 32 MiB for each of five streams, and lazily loaded kernels. Not measured."""
+"""cuBLAS workspaces, 32 MiB for each of five streams, and lazily loaded kernels. This size was not
+measured.
+"""
 RULED_TOKENS = 1 << 21
 """Memory is reserved for this many tokens of requests that must not repeat n-grams."""
 PEAK_ACTIVATIONS_PER_TOKEN = 24
@@ -157,7 +159,7 @@ def drawing_bytes(spec: FamilySpec, rows: int) -> int:
 
 
 def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes of permanent buffers besides graphs: tables by slot, and cached image
+    """Return the bytes of permanent buffers other than graphs: tables by slot, and cached image
     positions.
     """
     positions = POSITION_CACHE_BYTES if spec.sees_images else 0

@@ -1,7 +1,7 @@
 """Returns memory to the operating system when the machine or a cgroup is running out of it.
 
-Unused memory is released first. Then caches are evicted, those first that are the cheapest to
-recompute: pixels, embeddings, KV pages. Data that requests use or clients have pinned is kept.
+Unused memory is released first. Then caches are evicted, starting with the ones that are cheapest
+to recompute: pixels, embeddings, KV pages. Data that requests use or clients have pinned is kept.
 Memory is checked once per second, with two watermarks:
 
     enough left ──less than `low`──▶ short ──more than `enough`──▶ enough left
@@ -27,8 +27,8 @@ log = logging.getLogger("saccade")
 LOW_PART = 20
 """Memory is short if less than 1/LOW_PART of the total is left."""
 LEFT_PART = 10
-"""Or, if that is less, 1/LEFT_PART of what was left at start-up, because the machine may already
-have been full.
+"""The limit is 1/LEFT_PART of the memory available at start-up if that is less, because the machine
+may already have been full.
 """
 STALLED = 10.0
 """If processes wait for memory for at least this percentage of the time, the watermarks are

@@ -61,8 +61,8 @@ def build_scheduler(
     if config.prefix_cache and (snapshots is not None or not keeps_states(config, spec)):
         for build in builders(lambda plugin: plugin.page_tiers, config):
             kept = build(config, spec, pages, pinned_share)
-        # After a restart, files can only be found by the keys of images, as the hashes of tiles are
-        # lost.
+        # After a restart, files can be found only by the keys of images, because the hashes of
+        # tiles are lost.
         on_disk = kept is not None and "disk" in kept.tiers
         by_tiles = None if tiles is None or on_disk or sees_whole(spec) else tiles.by_tiles
         prefix = PrefixCache(pool, pins, snapshots, kept, by_tiles)

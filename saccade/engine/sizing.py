@@ -64,8 +64,8 @@ VIT_GRAPH_SIZES = (
 )
 """Sizes of the vision encoder's graphs, in patches.
 
-From 512 on, each size is at most a quarter larger than the one before, because padding is computed
-in vain. Larger batches use a GPU fully without a graph.
+From 512 on, each size is at most a quarter larger than the one before, because computing padding is
+wasted work. Larger batches use a GPU fully without a graph.
 """
 WHOLE_PATCHES = 2048
 """Maximum size of a graph for a server with a language model. A graph is replayed without
@@ -129,7 +129,7 @@ FEWEST_SNAPSHOTS = 2
 
 
 def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
-    """Return the requested dtype, or for "auto" that of the checkpoint.
+    """Return the requested dtype, or the checkpoint's dtype for "auto".
 
     Returns bfloat16 if the engine does not support the dtype.
     """
@@ -149,8 +149,8 @@ def resolve(
 ) -> EngineConfig:
     """Derive every option that is not set.
 
-    dtype: that of the loaded weights.
-    hardware: what each of `ranks` ranks has.
+    dtype: the dtype of the loaded weights.
+    hardware: the resources of each of `ranks` ranks.
     settings: options of plugins.
 
     Raises ConfigError if a setting is not possible, and NoMemoryError if the model is too large.
@@ -225,7 +225,7 @@ def resolve_tower(
     caches: CacheOptions,
     settings: EngineSettings,
 ) -> EngineConfig:
-    """Like `resolve`, for a server that only encodes images: without KV pages, and without limits
+    """Resolve the settings of a server that only encodes images. It has no KV pages, and no limits
     on encoding that leave time for other work.
     """
     cuda = hardware.device == "cuda"
@@ -591,6 +591,6 @@ def kv_page_bytes(
 ) -> int:
     """Return the bytes of one KV page over all layers, on each of `ranks` ranks.
 
-    dtype: that of the model. kept: as `KVConfig.dtype`.
+    dtype: the model's dtype. kept: as `KVConfig.dtype`.
     """
     return page_size * spec.kv_spec(ranks).with_dtype(kept).token_bytes(dtype)

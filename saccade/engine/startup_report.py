@@ -23,7 +23,7 @@ from saccade.kernels.backend import find_backend
 class LoadInfo:
     """Information about the loaded model, for the start-up report."""
 
-    options: tuple[str, ...]  # those of the model's family
+    options: tuple[str, ...]  # options of the model's family
     quantised: str  # as in `messages.Loaded`
     saved: int  # embeddings found on disk
     drafts: int = 0  # draft tokens per sequence and step
@@ -81,7 +81,7 @@ def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
 def _describe_images(
     config: EngineConfig, spec: FamilySpec, saved: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about images. Only for models with a vision encoder."""
+    """Return the lines about images. They exist only for models with a vision encoder."""
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
@@ -103,7 +103,7 @@ def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
 def _describe_language(
     config: EngineConfig, kv: str, state_bytes: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about the language model. Not for servers that only encode images."""
+    """Return the lines about the language model. Servers that only encode images have none."""
     return (
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv),

@@ -65,9 +65,9 @@ def weights_elsewhere(folder: Path) -> list[Path]:
 class Section:
     """One JSON object in a file, with methods that check a field's type. Null counts as missing.
 
-    Methods accept several names of the same field, of which the first that is present is used. They
-    raise CheckpointError with the file and the field if a field has the wrong type, or is missing
-    and there is no default.
+    Methods accept several names of the same field, and use the first that is present. They raise
+    CheckpointError with the file and the field if a field has the wrong type, or is missing and
+    there is no default.
     """
 
     where: str  # the file and the section, for errors
@@ -222,8 +222,8 @@ class Checkpoint:
     def eos_token_ids(self, text: Section) -> tuple[int, ...]:
         """Return the end tokens from generation_config.json.
 
-        If it has none, return those of config.json (at the top level and in `text`, the language
-        model's section) and of the tokenizer's file. Raises CheckpointError if no file has any.
+        If it has none, return the ids in config.json (at the top level and in `text`, the language
+        model's section) and in the tokenizer's file. Raises CheckpointError if no file has any.
         """
         if self.generation.has("eos_token_id"):
             return self.generation.integers("eos_token_id")

@@ -1,5 +1,5 @@
 """Finds the model family of an architecture. Families are the `Family` records in the `__init__.py`
-of the directories next to this file, and of packages that plugins list. Also finds a model's
+of the directories next to this file, and of packages that plugins list. It also finds a model's
 directory, and the format of its weight files, which plugins can add too (`Plugin.formats`).
 
 Plugins' records are imported only if no core family supports the architecture. Then only the
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def stated_in(name: str) -> Iterator[Family]:
-    """Yield the `Family` records in a package's `__init__.py`, and in those of its subpackages."""
+    """Yield the `Family` records in the `__init__.py` of a package and of its subpackages."""
     package = import_module(name)
     folders = [each.name for each in iter_modules(package.__path__, f"{name}.") if each.ispkg]
     for module in (package, *map(import_module, folders)):
@@ -38,7 +38,7 @@ def stated_in(name: str) -> Iterator[Family]:
 
 @cache
 def core_families() -> tuple[Family, ...]:
-    """Return the families of the core, without those of plugins."""
+    """Return the core's families, without the plugins' families."""
     return tuple(stated_in("saccade.families"))
 
 

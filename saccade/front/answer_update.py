@@ -23,7 +23,7 @@ Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
 
 @dataclass(frozen=True, slots=True)
 class FoundImage:
-    """Where an image of a request was found, and what it cost.
+    """How an image of a request was obtained, and its cost.
 
     The times in milliseconds are 0 unless the work was done for this request.
     """
@@ -67,7 +67,7 @@ class AheadReport:
     prepared: int = 0  # prompt tokens that were computed before the request arrived
     used: int = 0  # those among them that the prompt starts with
     changed: str = ""  # the first message that differs from the previous prompt, and how
-    advice: str = ""  # what the client can do to avoid the difference
+    advice: str = ""  # advice for the client on how to avoid the difference
 
 
 NOTHING_AHEAD = AheadReport()

@@ -39,7 +39,7 @@ class CacheControl(AnyFields):
 class PromptCacheBreakpoint(AnyFields):
     """OpenAI's breakpoint: keep the prompt up to here.
 
-    The default of ttl is that of `prompt_cache_options`, or else 30m.
+    The default of ttl is the ttl of `prompt_cache_options`, or else 30m.
     """
 
     mode: Literal["explicit"] = "explicit"
@@ -51,7 +51,7 @@ class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """What to keep in the caches if the prompt has no breakpoints, and for how long."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
-    """implicit keeps the whole prompt. explicit keeps what precedes breakpoints."""
+    """implicit keeps the whole prompt. explicit keeps the prompt up to each breakpoint."""
     ttl: Lifetime | None = None
     """How long breakpoints without their own ttl last, from 1s to 24h, such as 5m."""
     comparison_response_id: str | None = None
@@ -84,7 +84,7 @@ class Mark:
 
     place: str  # path in the client's request
     seconds: int | None  # None: as in `prompt_cache_options`, or 30 minutes
-    strict: bool  # Anthropic's, of which more than four are an error
+    strict: bool  # Anthropic's; more than four are an error
     message: int | None = None
     part: int | None = None
 
@@ -123,7 +123,9 @@ def seconds_of(ttl: str, place: str) -> int:
 
 
 def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None) -> Mark:
-    """Read the breakpoint of a part or message. Raises InvalidRequest as `seconds_of` does."""
+    """Read the breakpoint of a part or message. Raises InvalidRequest if its lifetime is malformed
+    or longer than a day.
+    """
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:
         return control_mark(control, f"{place}.cache_control", part)
@@ -134,7 +136,9 @@ def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None)
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
-    """Read Anthropic's breakpoint at `place`. Raises InvalidRequest as `seconds_of` does."""
+    """Read Anthropic's breakpoint at `place`. Raises InvalidRequest if its lifetime is malformed or
+    longer than a day.
+    """
     seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return Mark(place, seconds, True, None, part)
 
@@ -162,7 +166,9 @@ def read_cache_request(
     diagnose: bool,
     family: str,
 ) -> CacheRequest:
-    """Read the cache fields of a request. Raises InvalidRequest as `seconds_of` does."""
+    """Read the cache fields of a request. Raises InvalidRequest if a lifetime is malformed or
+    longer than a day.
+    """
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
         seconds = MAX_TTL if retention == "24h" else _EPHEMERAL
@@ -183,8 +189,8 @@ def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]
     """Return the breakpoints that are used, in order: the last four, including the one at the end
     of the prompt if the request asks for it.
 
-    Raises InvalidRequest for more than four of Anthropic's, as its own API does. OpenAI's remain in
-    a conversation as it grows, so the last ones are used.
+    Raises InvalidRequest for more than four Anthropic breakpoints, as Anthropic's API does.
+    OpenAI's remain in a conversation as it grows, so the last ones are used.
     """
     every = list(marks)
     if cache_request.seconds and not any(mark.place == cache_request.place for mark in every):

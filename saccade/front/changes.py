@@ -68,7 +68,7 @@ class EngineChanges:
     async def sleep(
         self, memory: Sequence[Memory], mode: PauseMode, *, lightly: bool = False
     ) -> None:
-        """Pause the engine and release memory. With `lightly`, release only weights on an
+        """Pause the engine and release memory. If `lightly`, release only weights on an
         accelerator.
 
         Raises InvalidRequest if that is not possible, before any request is affected.
@@ -114,7 +114,7 @@ class EngineChanges:
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(EngineUnavailable(reason))
-                waiting.exception()  # avoids a log entry if the caller has gone
+                waiting.exception()  # avoids a log entry if the caller has disconnected
         self._asked.clear()
 
     def _request(self, id: int, message: ToEngine) -> asyncio.Future[Changed]:

@@ -200,8 +200,8 @@ def text_bytes(raw: msgspec.Raw) -> int:
 def message_from_object(given: Mapping[str, Any], place: str) -> Message:
     """Read a message from Python objects.
 
-    A part may also be an image itself (see `source_from_object`). Raises as `message_from_json`
-    does, and ImageError for an object that is not an image.
+    A part may also be an image itself (see `source_from_object`). Raises InvalidRequest that names
+    the field below `place`, and ImageError for an object that is not an image.
     """
     fields = dict(given)
     content = fields.get("content")

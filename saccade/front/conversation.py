@@ -132,7 +132,7 @@ class Chat:
     sources: tuple[Source, ...] = field(init=False, compare=False)  # images and videos
     videos: tuple[VideoSource, ...] = field(init=False, compare=False)
     files: tuple[SentFile, ...] = field(init=False, compare=False)  # not opened yet
-    # all breakpoints in order, starting with those of the tools
+    # all breakpoints in order; the tools' breakpoints are first
     marks: tuple[Mark, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

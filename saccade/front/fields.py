@@ -94,7 +94,7 @@ class Reader(Generic[V]):
         return self.value(value, path)
 
     def value(self, value: object, path: str) -> V:
-        """Convert a Python value. Raises as `json` does."""
+        """Convert a Python value. Raises InvalidRequest that names the field below `path`."""
         try:
             return self._convert(_normalize(value), path)
         except RecursionError as error:
@@ -169,7 +169,7 @@ def _unpaired_surrogate(raw: bytes | bytearray | msgspec.Raw) -> str:
 def _split_path(message: str) -> tuple[str, str]:
     """Split msgspec's message into the text and the path at its end.
 
-    The text may quote what the client sent, so the split is made from the end.
+    The text may quote the client's input, so the split is made from the end.
     """
     text, _, place = message.rpartition(" - at ")
     place = place.removeprefix("key in ")
@@ -223,7 +223,9 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 def unsupported(
     path: str, instead: str = "", code: str = "unsupported_parameter"
 ) -> InvalidRequest:
-    """Return the error for a field that is not supported. `instead` says what to do."""
+    """Return the error for a field that is not supported. instead: advice that is added to the
+    message.
+    """
     path = path if len(path) <= 200 else path[:200] + "..."
     advice = f": {instead}" if instead else ""
     return InvalidRequest(f"{path}: this parameter is not supported{advice}", path, code)
@@ -235,7 +237,9 @@ def unknown(path: str, instead: str = "") -> InvalidRequest:
 
 
 def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
-    """Return the error for a value that is not in `choices`. `instead` says what to do."""
+    """Return the error for a value that is not in `choices`. instead: advice that is added to the
+    message.
+    """
     *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
     allowed = f"{', '.join(most)} or {last}" if most else last
     code = None if most else "unsupported_parameter"
@@ -312,7 +316,7 @@ def image_address(
 ) -> str | FileId | Digest:
     """Return the address of an image, which may also be the digest of stored bytes.
 
-    Raises as `address` does.
+    Raises InvalidRequest unless exactly one is given.
     """
     if digest is None:
         return address(file_id, url, place, *names)

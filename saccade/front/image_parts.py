@@ -73,7 +73,7 @@ class ImageURL(Pixels, kw_only=True):
     # low allows 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` is set.
     # auto, high and original allow the model's maximum.
     detail: Detail | None = None
-    # ignored, as the bytes determine the type
+    # ignored, because the bytes determine the type
     format: str | None = None
 
 
@@ -96,7 +96,7 @@ class InlineSource(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
     """An image's bytes in base64, as in Anthropic's Messages."""
 
     data: str
-    media_type: str | None = None  # ignored, as the bytes determine the type
+    media_type: str | None = None  # ignored, because the bytes determine the type
 
 
 class LinkedSource(IgnoredFields, tag_field="type", tag="url", kw_only=True):
@@ -149,8 +149,8 @@ class InputImagePart(ImageSizeOptions, tag_field="type", tag="input_image", kw_o
 
 
 class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
-    """An image by URL, or in the format of other libraries. In Python, also bytes, a Pillow image,
-    an array, or a path.
+    """An image by URL, or in the format of other libraries. In Python, it may also be bytes, a
+    Pillow image, an array, or a path.
     """
 
     image: Any = None

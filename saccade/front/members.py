@@ -83,8 +83,8 @@ def read_members(value: Any, members: Members, path: str) -> Any:
 
 
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """Read a chat's tools. Raises InvalidRequest that names the field, also for a tool that is not
-    a function.
+    """Read a chat's tools. Raises InvalidRequest that names the field. A tool that is not a
+    function is such an error.
     """
     return read_each(tools, _tool)
 
@@ -102,9 +102,7 @@ def read_choice(choice: Any) -> Any:
 
 
 def read_form(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """Read the response format as `read_constraint` does. Raises InvalidRequest also for an unknown
-    field.
-    """
+    """Read the response format. Raises InvalidRequest for an invalid or unknown field."""
     known = {"response_format": RESPONSE_FORMAT, "structured_outputs": STRUCTURED_OUTPUTS}
     read = {name: read_members(fields.get(name), known[name], name) for name in known}
     return read_constraint({**fields, **read})

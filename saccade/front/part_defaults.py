@@ -1,7 +1,7 @@
 """A request's fields that apply to all its images, videos and documents.
 
 This module has the schema of `mm_processor_kwargs`, and computes the defaults of parts that set no
-values of their own.
+values themselves.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Pixel limits for images that set none of their own, and how to sample videos
+    """Pixel limits for images without their own limits, and how to sample videos
     (`mm_processor_kwargs`).
     """
 
@@ -74,7 +74,7 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
 class PartDefaults:
     """The defaults of a request's images, videos and documents."""
 
-    # for images that set no limits of their own
+    # for images without their own limits
     image: Budget = Budget()  # noqa: RUF009 - frozen
     video: VideoDefaults = NO_VIDEO_DEFAULTS
     view: DocumentView = WHOLE_DOCUMENT

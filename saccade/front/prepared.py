@@ -72,7 +72,7 @@ class AnswerFollower(Protocol):
         ...
 
     def end(self, prepared: PreparedRequest, ready: Ready) -> None:
-        """Called when all answers have finished without an error."""
+        """This is called when all answers have finished without an error."""
         ...
 
 
@@ -82,7 +82,7 @@ FollowAnswers = Callable[[Answers], AnswerFollower]
 
 @dataclass(slots=True)
 class Preparation:
-    """A request and what the steps have computed so far.
+    """A request and the results of the steps so far.
 
     For a plain text prompt, most fields keep their defaults.
     """
@@ -180,7 +180,7 @@ class PreparedRequest:
     shown_before: ImageKey | None = None
 
     def shown_tokens(self, video: bool) -> int:
-        """Count the prompt tokens of videos, or with `video` False those of still images."""
+        """Count the prompt tokens of videos, or of still images if `video` is False."""
         return sum(
             span.length for span in self.request.spans if self.opened[span.image].of_video == video
         )

@@ -137,7 +137,7 @@ class PromptEncoder:
         template: ChatTemplate,
         answer_format: AnswerFormat,
     ) -> None:
-        """The arguments are the same as those of `InputProcessor`."""
+        """The arguments are the same as for `InputProcessor`."""
         self._spec = spec
         self._tokenizer = tokenizer
         self.template = template

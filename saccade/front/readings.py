@@ -54,7 +54,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A prompt, and what to compute from it."""
+    """A prompt, and the results to compute from it."""
 
     request: GenerationRequest
     reading: PromptReading

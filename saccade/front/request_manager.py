@@ -86,7 +86,7 @@ class EngineClient(Protocol):
 
     @property
     def stall(self) -> str:
-        """Why a running engine makes no progress, or "" if it does."""
+        """The reason why a running engine makes no progress, or "" if it does."""
         ...
 
     async def start(self, on_progress: Callable[[Loading], None]) -> Ready:
@@ -316,8 +316,8 @@ class RequestManager:
         """Drop the pooled outputs and the engine's prefix cache and, with `embeddings`, also the
         image embeddings and the pixels cached for regions.
 
-        Requests that are submitted later can only use what requests in flight still hold. Raises
-        EngineUnavailable.
+        Requests that are submitted later can only use cache entries that requests in flight still
+        hold. Raises EngineUnavailable.
         """
         self.check_ready()
         if "pooled_outputs" in vars(self):
@@ -327,7 +327,7 @@ class RequestManager:
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
-        """Return what the engine reported at its start.
+        """Return the information that the engine reported at its start.
 
         Raises EngineUnavailable unless the engine is ready.
         """
@@ -345,7 +345,7 @@ class RequestManager:
 
     @property
     def proven(self) -> bool:
-        """False if no test compares this architecture's answers with those of the reference."""
+        """False if no test compares this architecture's answers with the reference."""
         return not self.intake.spec.unproven
 
     # ---- requests
@@ -547,7 +547,7 @@ class RequestManager:
             pooled_output=delta.pooled_output,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
-            self._send(Abort(answer.request.id))  # a stop string, of which the engine is not aware
+            self._send(Abort(answer.request.id))  # a stop string, which the engine does not see
         answer.events.put_nowait(event)
 
     def _found(self, answer: _Answer, outcome: ImageOutcome) -> FoundImage:

@@ -48,7 +48,7 @@ POINTS = (
     "history",  # the conversation is rewritten, which may depend on its images
     "late form",  # grammars that depend on images
     "edit",  # the conversation is shortened
-    "prompt",  # the final prompt, and what depends on it
+    "prompt",  # the final prompt, and the values that depend on it
     "limits",  # the maximum length of the answer
 )
 _STEPS = "saccade.front.steps"
@@ -116,7 +116,7 @@ def has_switches(preparation: Preparation) -> bool:
 
 
 def has_other_length(preparation: Preparation) -> bool:
-    """Return True if the length of the prompt may differ from that of its encoded text."""
+    """Return True if the length of the prompt may differ from the length of its encoded text."""
     longer = preparation.readable != preparation.context_length
     return has_media(preparation) or has_rules(preparation) or longer
 
@@ -155,7 +155,7 @@ class StepContext:
 
 
 class StepOrder:
-    """All steps in order, including those of plugins."""
+    """All steps in order, including the steps of plugins."""
 
     def __init__(self, context: StepContext, plugins: Sequence[Plugin] = ()) -> None:
         """Sort the rules. Raises ConfigError that names the plugin with an invalid rule."""

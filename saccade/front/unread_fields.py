@@ -24,7 +24,7 @@ Nothing = (
     | Annotated[dict[str, Any], Meta(max_length=0)]
     | None
 )
-"""An empty value, for a field that would otherwise change what the model sees."""
+"""An empty value, for a field that would otherwise change the prompt."""
 Neutral = Mapping[str, tuple[Any, ...]]
 """For each field, the values with which it has no effect. Without any, only null."""
 
@@ -96,7 +96,7 @@ IGNORED = frozenset(
         "n_keep",
     }
 )
-"""Fields that cannot change an answer, whatever their value."""
+"""Fields that cannot change an answer, for any value."""
 
 NEUTRAL: Neutral = {
     # ---- OpenAI's and Anthropic's
@@ -306,7 +306,7 @@ class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SpokenAnswer(AnyFields):
-    """The audio of an earlier answer, by its id, as sent back by OpenAI's SDK. Accepted and
+    """The audio of an earlier answer, by its id, as sent back by OpenAI's SDK. It is accepted and
     ignored.
     """
 

@@ -72,8 +72,8 @@ class VideoURLPart(MarkedVideo, tag_field="type", tag="video_url", kw_only=True)
 
 
 class VideoPart(MarkedVideo, tag_field="type", tag="video", kw_only=True):
-    """A video by URL, or a list of frames in order, each a URL or an uploaded file. In Python, also
-    objects.
+    """A video by URL, or a list of frames in order, each a URL or an uploaded file. In Python,
+    objects are accepted too.
     """
 
     video: Any
@@ -96,7 +96,7 @@ AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
 
 
 class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How to sample videos that set no options of their own, and information about frames
+    """How to sample videos without their own options, and information about frames
     (`media_io_kwargs.video`).
     """
 

@@ -3,10 +3,10 @@ and stopping them. Every process of a server is started here.
 
 A child runs a module in a new session, with the root directory as its working directory. It
 inherits one end of a socket pair, a pipe for its exit message, and the descriptors that its boot
-message refers to. So nothing needs a path in the file system. A message on the socket is a frame:
-length, type, msgpack fields. The type is the index of the message's class in a list that both ends
-share. If the parent exits, the kernel kills the child. If the child exits, a pidfd notifies the
-parent at once.
+message refers to. Therefore nothing needs a path in the file system. A message on the socket is a
+frame: length, type, msgpack fields. The type is the index of the message's class in a list that
+both ends share. If the parent exits, the kernel kills the child. If the child exits, a pidfd
+notifies the parent at once.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ class Child:
         return None
 
     def kill(self) -> None:
-        """Send SIGKILL to the child. No-op if it has exited."""
+        """Send SIGKILL to the child. This is a no-op if it has exited."""
         if self._process.poll() is None:
             self._process.kill()
 

@@ -66,10 +66,10 @@ def resident_bytes() -> int:
 
 
 def keep_freed(nbytes: int) -> None:
-    """Have malloc keep up to `nbytes` of freed memory for reuse. A no-op without glibc.
+    """Have malloc keep up to `nbytes` of freed memory for reuse. This is a no-op without glibc.
 
-    Otherwise each large allocation gets new pages, which the kernel must zero. That would be half
-    the front's cost for a repeated image.
+    By default, malloc gets new pages for each large allocation, and the kernel must zero them. That
+    would be half the front's cost for a repeated image.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -102,7 +102,7 @@ def end_imports() -> None:
 
 
 def settle() -> None:
-    """Exclude all current objects from future garbage collections, as they live as long as the
+    """Exclude all current objects from future garbage collections because they live as long as the
     process.
 
     A collection over them takes fifty milliseconds or more. In a process that forks, it would also
@@ -118,14 +118,14 @@ LIMITS = ("memory.max", "memory.high")
 throttles them.
 """
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""Fields of a cgroup's memory.stat that count memory which the kernel reclaims when necessary."""
+"""Fields of a cgroup's memory.stat that count reclaimable memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
     """Memory in total and left within one limit, in bytes."""
 
-    bound: str  # what has the limit, to print: the machine or a cgroup
+    bound: str  # the machine or a cgroup, whichever has the limit, for messages
     total: int
     left: int
     waits: float = 0.0  # percentage of the last ten seconds in which some process waited for memory

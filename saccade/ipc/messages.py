@@ -158,7 +158,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """End a pause. No-op if the engine is not paused. The engine answers with `Altered`."""
+    """End a pause. This is a no-op if the engine is not paused. The engine answers with
+    `Altered`.
+    """
 
     id: int
 

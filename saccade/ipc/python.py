@@ -47,7 +47,7 @@ def start_python(
 ) -> subprocess.Popen[Any]:
     """Start a process that runs a module of Saccade.
 
-    environment: the process's environment; None uses that of this process.
+    environment: the process's environment; None uses this process's environment.
     options: passed to `subprocess.Popen`. Raises OSError.
     """
     inherited = os.environ if environment is None else environment

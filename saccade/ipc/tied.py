@@ -1,4 +1,4 @@
-"""Starts processes that the kernel kills when the process that started them exits for any reason.
+"""Starts processes that the kernel kills when their parent exits for any reason.
 
 `saccade.ipc.tied PARENT COMMAND...` runs the command. PARENT is the pid of the process that started
 it.
@@ -30,7 +30,7 @@ def start_tied(
     """Start a process that runs a module of Saccade. The kernel kills it when the calling thread
     exits.
 
-    environment: the process's environment; None uses that of this process.
+    environment: the process's environment; None uses this process's environment.
     options: passed to `subprocess.Popen`. Raises OSError.
     """
     inherited = os.environ if environment is None else environment

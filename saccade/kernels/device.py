@@ -51,7 +51,7 @@ def has_room(device: torch.device) -> bool:
 def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if PyTorch supports FP8 matmuls with a scale per row and output on this device.
 
-    dtype: that of the result. Slow: call only while a model loads.
+    dtype: the dtype of the result. Slow: call only while a model loads.
     """
     return has_fp8(device) and dtype == torch.bfloat16
 

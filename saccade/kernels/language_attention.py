@@ -1,4 +1,4 @@
-"""The language model's attention backends by name: those of `Ops.attention`, and PyTorch's.
+"""The language model's attention backends by name: the backends of `Ops.attention`, and PyTorch's.
 
 To add one, implement `reference.paged.AttentionBackend`, and add a row to the table of a backend's
 `Ops`. `auto` selects the first row that is supported.
@@ -18,7 +18,7 @@ from saccade.kernels.reference.sdpa import SdpaAttention
 
 @dataclass(frozen=True, slots=True)
 class LanguageAttention:
-    """An attention backend over paged KV, and what it supports."""
+    """An attention backend over paged KV, and the features that it supports."""
 
     make: Callable[[PagedShape], AttentionBackend]
     # steps can be captured as CUDA graphs, because everything that changes between steps is read on

@@ -136,7 +136,7 @@ class Matrix(ABC):
     def pad_outputs(self, _sizes: Sequence[int], _more: int, /) -> Matrix:
         """Return the matrix with `more` zero outputs after each part. Call before `ready`.
 
-        sizes: the numbers of outputs of the parts, of which the matrix is a concatenation.
+        sizes: the numbers of outputs of the parts that the matrix concatenates.
         """
         raise AssertionError(f"a {type(self).__name__} is packed")
 
@@ -145,7 +145,7 @@ class Matrix(ABC):
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def stack(self, _matrices: Sequence[Matrix], _ops: MatmulOps, /) -> Stack | None:
-        """Stack a layer's experts, of which this is the first, into one tensor.
+        """Stack a layer's experts into one tensor. This matrix is the first.
 
         Returns `None` if the backend does not support such tensors.
         """
@@ -289,9 +289,10 @@ class Int4Matrix(Matrix):
     matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
     """
 
-    # int32 [out, chunks * 16], where a chunk has 128 inputs. In word j of a chunk, bits 4 p to
-    # 4 p + 3 (p from 0 to 3) hold the number for input 32 p + 2 j of the chunk, and the bits 16
-    # above hold that of the next input. A shift and a mask therefore extract two adjacent inputs.
+    # int32 [out, chunks * 16], where a chunk has 128 inputs. In word j of a chunk, for p from 0 to
+    # 3, bits 4 p to 4 p + 3 have the number for input 32 p + 2 j of the chunk, and the bits 16
+    # above have the number for the next input. A shift and a mask therefore extract two adjacent
+    # inputs.
     words: torch.Tensor
     scales: torch.Tensor  # [groups, out] in the checkpoint's own float dtype
     # uint8 [groups, out], 0 to 16, or arbitrary float32 values if only CPUs use the matrix. `None`:

@@ -1,4 +1,4 @@
-"""Chooses a model's kernels by device, by dtype, and by what is installed."""
+"""Chooses a model's kernels by device, by dtype, and by installed packages."""
 
 from __future__ import annotations
 

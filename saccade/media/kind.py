@@ -108,7 +108,9 @@ class MediaKinds:
         fork_servers: ForkServers | None,
         cards: Iterable[MediaCard],
     ) -> None:
-        """Store what kinds are built from. `cards` describe the kinds that plugins add."""
+        """Store the context that kinds are built from. `cards` describe the kinds that plugins
+        add.
+        """
         self._context = KindContext(spec, options, metrics, limits, pool, disk, fork_servers, self)
         self._cards = {card.kind: card for card in (*CARDS, *cards)}
         self._built: dict[str, AnyKind] = {}

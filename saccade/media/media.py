@@ -145,7 +145,8 @@ class Media:
         read once. The first failure cancels the other reads.
 
         Queues are fair between clients by `requester`, which defaults to one client per salt.
-        Raises the errors of `open`.
+        Raises ImageError, TooLarge or NotFound, with `param` set, if a source cannot be fetched or
+        read, and Overloaded if the budget is used up or the request has waited too long in a queue.
         """
         self.check_sources(sources)
         sources = in_company(sources, self.spec.pixel_bounds)
@@ -240,7 +241,8 @@ class Media:
         """Fill an image's slot in the arena: with its embedding if an encoder server returns one,
         otherwise with its pixels. Returns `None` for an embedding, or the result of `decode`.
 
-        Raises the errors of `decode`.
+        Raises ImageError if the bytes cannot be decoded, EngineUnavailable if no image worker runs,
+        and CancelledError after `call_off`.
         """
         if self.encoders is not None and await self._given(self.encoders, key, slot):
             return None

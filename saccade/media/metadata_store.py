@@ -251,7 +251,7 @@ class FileCache:
         self._recalled |= {key: image for key, image in zip(new, found, strict=True) if image}
 
     def take_same(self, images: Sequence[Image]) -> Same:
-        """Return what `recall_same` found for these images, and drop it."""
+        """Return the results of `recall_same` for these images, and drop them."""
         if not self._recalled:
             return ()
         found = ((image.key, self._recalled.pop(image.key, None)) for image in images)

@@ -16,8 +16,8 @@ from saccade.media.sources.fairness import Requester
 from saccade.media.workers.decode_queue import Job
 
 Kind = Literal["still", "video", "document", "region"]
-"""Where an image comes from: an image file, frames of a video, a page of a document, or a region of
-an image.
+"""The source of an image: an image file, frames of a video, a page of a document, or a region of an
+image.
 """
 
 
@@ -84,7 +84,7 @@ class ReadTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedImage:
-    """An opened image: what the engine and the image workers need to know about it."""
+    """An opened image, with the information that the engine and the image workers need."""
 
     kind: Kind
     image: Image  # the engine's description

@@ -132,7 +132,9 @@ class Regions:
         return nbytes <= min(MAX_RETURNED, self._held.maxsize) and needed <= self._limits.memory
 
     async def _decoded(self, job: Job) -> bytes:
-        """Decode a full image and cache its pixels. Raises the errors of `DecodePool.decode`."""
+        """Decode a full image and cache its pixels. Raises ImageError if decoding fails, and
+        EngineUnavailable if the workers fail to start.
+        """
         recipe = whole_of(job.probe.upright)
         pixels = await self._pool.decode(replace(job, recipe=recipe, returned=True))
         self._held[job.name] = pixels

@@ -60,7 +60,10 @@ class FileKind(MediaKind[SentFile, MeasuredFile, tuple[OpenedPage, ...]], Protoc
     """A kind of media whose sources are files with pages."""
 
     async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
-        """Return the sizes of all pages. Raises the errors of `metadata`."""
+        """Return the sizes of all pages. Raises ImageError, TooLarge or NotFound if the file cannot
+        be fetched or read, InvalidRequest for an unreadable or unsupported document, and
+        EngineUnavailable.
+        """
         ...
 
 
@@ -83,8 +86,9 @@ class SentFiles:
 
         Before pages are read, `fits` is called with the number of image tokens of each file, and
         may raise. `others` is the number of the prompt's other images, which the budget of each
-        page may depend on. Raises the errors of `Media.open`. Damaged images are only detected when
-        their source is opened.
+        page may depend on. Raises ImageError, TooLarge, NotFound or Overloaded, as `Media.open`
+        does, and the exceptions of `fits`. Damaged images are only detected when their source is
+        opened.
         """
         media = self._media
         media.check_count(len(sources), sources[-1].param)

@@ -54,7 +54,7 @@ class AdapterConfig(Struct, rename={"rank": "r", "alpha": "lora_alpha"}):
 ABOUT = {
     # the fields of AdapterConfig
     *("r", "lora_alpha", "peft_type", "use_rslora", "init_lora_weights"),
-    # fields about the adapter's origin and training, or that only repeat what the file shows
+    # fields about the adapter's origin and training, or that only repeat information in the file
     *("auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode"),
     *("layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
     *("qalora_group_size", "rank_pattern", "revision", "runtime_config", "target_modules"),
@@ -157,7 +157,9 @@ def _read_config(path: Path) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of at most `MAX_BYTES`. Raises CheckpointError, also for later read errors."""
+    """Open a file of at most `MAX_BYTES`. Raises CheckpointError if it cannot be opened, or if a
+    later read fails.
+    """
     try:
         with open(path, "rb", opener=regular) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:

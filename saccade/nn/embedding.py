@@ -46,7 +46,7 @@ class TokenEmbedding:
 class TokenHead:
     """Computes logits, by multiplying with a table that may also be the token embedding.
 
-    If weights are packed or quantised, the head has its own copy, as the embedding needs plain
+    If weights are packed or quantised, the head has its own copy because the embedding needs plain
     rows. This trades memory for time: multiplying takes half the time (decision 003).
     """
 
@@ -74,7 +74,7 @@ def make_head(weights: Weights, embedding: TokenEmbedding, *, tied: bool) -> Tok
     """Build the head that follows `embedding`, and shares its table if `tied`.
 
     As in transformers 5, a stored head is used even if `tied`, unless its values equal the table.
-    Each rank compares its own rows, as sharing equal rows does not change logits.
+    Each rank compares its own rows because sharing equal rows does not change logits.
     """
     shape = embedding.vocab_size, embedding.table.shape[1]
     if tied and weights.has(HEAD):

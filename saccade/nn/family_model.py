@@ -47,7 +47,7 @@ class VisionOnlyNet:
 class NoVision:
     """Replaces the vision encoder of a text-only model (`FamilySpec.sees_images`).
 
-    Implements `VisionNet`, but its methods must not be called, as requests contain no images.
+    Implements `VisionNet`, but its methods must not be called, because requests contain no images.
     """
 
     __slots__ = ()
@@ -132,7 +132,8 @@ DENSE_LAYER = r"(self_attn|mlp)\.[a-z]+_proj\.weight"
 def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
     """Return a pattern for the names of a language model's matrices: embedding, head and layers.
 
-    of_layer: a pattern for what follows a layer's index. others: patterns for entire names.
+    of_layer: a pattern for the rest of the name after a layer's index. others: patterns for entire
+    names.
     """
     layers = rf"language_model\.layers\.\d+\.({of_layer})"
     ends = r"language_model\.embed_tokens\.weight", r"lm_head\.weight"
@@ -156,11 +157,15 @@ class FamilyModel:
         self.spec = spec
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        """Build the vision encoder. Raises as `build` does."""
+        """Build the vision encoder. Raises CheckpointError if a tensor is missing or has the wrong
+        shape.
+        """
         raise NotImplementedError
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        """Build the language model. Raises as `build` does."""
+        """Build the language model. Raises CheckpointError if a tensor is missing or has the wrong
+        shape.
+        """
         raise NotImplementedError
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> FullNet:
@@ -173,7 +178,9 @@ class FamilyModel:
         return FullNet(self.spec, weights.ops, tower, text, weights.adapters)
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> VisionOnlyNet:
-        """Build only the vision encoder, reading only its tensors. Raises as `build` does."""
+        """Build only the vision encoder, reading only its tensors. Raises CheckpointError if a
+        tensor is missing or has the wrong shape.
+        """
         tower = self.tower(weights, encoder_shard)
         return VisionOnlyNet(self.spec, weights.ops, tower, weights.adapters)
 

@@ -28,7 +28,7 @@ def share(shard: Shard, start: int, n: int, what: str) -> slice:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A projection to `outputs` values in total, of which `shard` determines this rank's part."""
+    """A projection to `outputs` values in total. `shard` determines this rank's part."""
 
     name: str
     outputs: int
@@ -121,7 +121,7 @@ class Linear:
     ) -> Linear:
         """Load `pieces` projections of `outputs` values each, which are stored as one tensor.
 
-        Otherwise it is like `columns`.
+        Otherwise it is the same as `columns`.
         """
         mine = [
             share(shard, piece * outputs, outputs, f"outputs of {name}") for piece in range(pieces)
@@ -140,10 +140,11 @@ class Linear:
         shape: tuple[int, int, int, int],
         activation: Activation = "none",
     ) -> Linear:
-        """Load a convolution whose stride equals its kernel size, and which takes the concatenated
-        patches of a token.
+        """Load a convolution whose stride equals its kernel size. It takes the concatenated patches
+        of a token.
 
-        shape: that of the tensor, (outputs, values of a patch, rows, columns). It is not sharded.
+        shape: the shape of the tensor, (outputs, values of a patch, rows, columns). It is not
+        sharded.
         """
         part = Part(f"{name}.weight", shape)
         kernel = weights.load(part).permute(0, 2, 3, 1).reshape(shape[0], -1)
@@ -154,8 +155,8 @@ class Linear:
 class RowLinear:
     """A projection that is sharded by its inputs.
 
-    Ranks multiply their slices, and an all-reduce sums the results, including those of adapters.
-    `group` and `low_rank` are as in `Linear`.
+    Ranks multiply their slices, and an all-reduce sums the results, including the adapters'
+    results. `group` and `low_rank` are as in `Linear`.
     """
 
     __slots__ = ("bias", "group", "low_rank", "ops", "shard", "weight")

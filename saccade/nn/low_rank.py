@@ -1,9 +1,9 @@
-"""LoRA adapters in linear layers. For rows x of an adapter, scale * (x @ A.T) @ B.T is added to
-x @ weight.T, whatever the format of the weight.
+"""LoRA adapters in linear layers. For rows x of an adapter, scale * (x @ A.T) @ B.T is added to x @
+weight.T, for any format of the weight.
 
 `Adapters` is created with a network, and each new linear layer gets its `LowRank` from it.
-`plugins/changes/adapters.py` adds and removes adapters. `assign` sets which rows use which adapter
-before a forward pass. Without adapters, layers do no extra work.
+`plugins/changes/adapters.py` adds and removes adapters. Before a forward pass, `assign` sets the
+adapter of each row. Without adapters, layers do no extra work.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class Adapters:
         self._products: dict[str, list[LowRank]] = {}
 
     def product(self, parts: Sequence[Part], padding: int = 0, inputs: int = 0) -> LowRank:
-        """Create the `LowRank` of a matrix that concatenates `parts`. Parameters as in LowRank."""
+        """Create the `LowRank` of a matrix that concatenates `parts`. The parameters are the same
+        as for `LowRank`.
+        """
         language = parts[0].name.startswith(LANGUAGE)
         made = LowRank(self.language if language else self.tower, parts, padding, inputs)
         for part in parts:

@@ -18,8 +18,8 @@ class RMSNorm:
     ) -> None:
         """Load the weights.
 
-        around_one: the checkpoint stores the weights minus 1. The weights are kept in float32, as
-        16 bits would lose most of the checkpoint's precision.
+        around_one: the checkpoint stores the weights minus 1. The weights are kept in float32
+        because 16 bits would lose most of the checkpoint's precision.
         """
         weight = weights.load(Part(f"{name}.weight", (size,)))
         self.weight = weight.float() + 1.0 if around_one else weight

@@ -116,7 +116,7 @@ class Attention(Protocol):
     ) -> torch.Tensor:
         """Attend with queries [T, Hq, D] to the keys and values that `layer` cached in this step.
 
-        Used by layers that share an earlier layer's KV cache.
+        Layers that share an earlier layer's KV cache use it.
         """
         ...
 
@@ -303,8 +303,9 @@ class DraftHead(Protocol):
     def __call__(self, batch: Batch, states: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Compute the head's hidden states [T, hidden].
 
-        `batch` is that of the step, but with tokens and image rows shifted by one: those that
-        follow. `states` [T, hidden] are from `FamilyNet.normed`, or from the head itself.
+        `batch` is the batch of the step, but with tokens and image rows shifted by one: each row
+        has the following token. `states` [T, hidden] are from `FamilyNet.normed`, or from the head
+        itself.
         """
         ...
 

@@ -62,14 +62,15 @@ class Weights(Protocol):
         ...
 
     def equals(self, part: Part, values: torch.Tensor, /) -> bool:
-        """Return True if the stored slice equals `values`, which have the form that `load` returns.
+        """Return True if the stored slice equals `values`, in the form that `load` returns.
 
-        Always True for random weights. Raises CheckpointError as `load` does.
+        It is always True for random weights. Raises CheckpointError if the tensor is missing or has
+        another shape.
         """
         ...
 
     def fits(self, part: Part, /) -> bool:
-        """Return True if a tensor has this shape. Always True for random weights."""
+        """Return True if a tensor has this shape. It is always True for random weights."""
         ...
 
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:

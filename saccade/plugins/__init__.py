@@ -73,11 +73,13 @@ def option_groups() -> Mapping[Plugin, type[Any]]:
 
 
 def import_field(field: Callable[[Plugin], str | None]) -> list[Any]:
-    """Import what plugins name in a field of `Plugin`."""
+    """Import the objects that plugins name in a field of `Plugin`."""
     return [resolve_name(name) for name in map(field, plugins()) if name is not None]
 
 
 def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:
-    """Import what enabled plugins offer in a field of `Plugin`. of: arguments of `Offer.asked`."""
+    """Import the objects that enabled plugins offer in a field of `Plugin`. of: arguments of
+    `Offer.asked`.
+    """
     offers = [offer for offer in map(socket, plugins()) if offer is not None]
     return [resolve_name(each.build) for each in offers if resolve_name(each.asked)(*of)]

@@ -4,8 +4,8 @@ A plan's row is one sequence's part of a step. A row that decodes has one input 
 previous step sampled and has not yet reported to the scheduler. The sampled tokens are kept on the
 device, so that the host can start the next step before it receives them.
 
-A slot stores what plans do not repeat: prompt tokens, rotary positions and KV pages. The numbers of
-a step are written to one staging buffer, which is sent to the device in one copy.
+A slot stores the data that plans do not repeat: prompt tokens, rotary positions and KV pages. The
+numbers of a step are written to one staging buffer, which is sent to the device in one copy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROW_TOKENS = 8
 
 
 class Frame(NamedTuple):
-    """The padded shape of a step, which equals the shape of the CUDA graph that it replays.
+    """The padded shape of a step. It equals the shape of the CUDA graph that the step replays.
 
     Padding rows write to the dummy page and attend to no keys. Padding image rows are added to
     padding tokens.
@@ -293,7 +293,7 @@ class Batcher:
         # Words for each token: its id, a position per axis, a KV slot, and an index in a splice.
         # For each row, and as many draft tokens as slots: a slot, three for sampling, and two half
         # words (q_starts, kv_lengths). For each update: an index and half a word. For each other
-        # row, of which there is at most one per token: a slot and two half words.
+        # row (at most one per token): a slot and two half words.
         words = (3 + self._axes) * (chunk_tokens + slots) + 12 * slots + 2 * UPDATES + 4
         words += 2 * (1 + chunk_tokens)
         self._staging = Staging(words, device)

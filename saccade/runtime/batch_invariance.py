@@ -1,5 +1,5 @@
 """Tests batch invariance before the first request: whether the results of a row are bit-identical
-whatever other rows are in the batch.
+with any other rows in the batch.
 
 The entire network computes several representative steps. Their rows are padding, which is written
 to the dummy KV page and attends to no keys.
@@ -43,7 +43,7 @@ def rows_are_batch_invariant(
     step, in slot 0 and on free KV pages. A delta rule that is computed in chunks depends on how the
     prompt is split into steps. This is not tested: the function returns False for such a model.
 
-    All ranks must run all tests, whatever the results, because all-reduces may depend on the batch
+    All ranks must run all tests, even after a failure, because all-reduces may depend on the batch
     too.
     """
     batch_invariant, before = True, torch.empty(0)

@@ -24,8 +24,8 @@ class StepGraphs(Protocol):
     """Graphs of the language model's layers, captured for several frames (padded shapes)."""
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest frame for a step with `rows` rows, of which `decoding` decode, and
-        `tokens` tokens. Returns `None` if the step is too large for all frames.
+        """Return the smallest frame for a step with `rows` rows and `tokens` tokens, where
+        `decoding` of the rows decode. Returns `None` if the step is too large for all frames.
         """
         ...
 
@@ -52,8 +52,8 @@ class PackGraphs(Protocol):
         ...
 
     def adapt(self) -> bool:
-        """Adapt the captured sizes to those of recent images, with one capture per call. Call it
-        when the worker is idle. Returns True if more captures are needed.
+        """Adapt the captured sizes to the sizes of recent images, with one capture per call. Call
+        it when the worker is idle. Returns True if more captures are needed.
         """
         ...
 

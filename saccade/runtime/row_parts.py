@@ -1,6 +1,6 @@
-"""Protocols for what a request can compute besides its tokens, such as prompt scores or changed
-logits. A row is one sequence's part of a step. Each feature is imported with the first row that
-requests it.
+"""Protocols for results that a request can have in addition to its tokens, such as prompt scores or
+changed logits. A row is one sequence's part of a step. Each feature is imported with the first row
+that requests it.
 
 A `StatePart` computes something from hidden states, and is implemented in plugins. A `SamplePart`
 changes logits before sampling, and is implemented in `sampler.py`, `edits.py` and plugins.
@@ -74,7 +74,7 @@ def find_state_part(kind: type[RowExtra]) -> Callable[[FamilyNet, bool], StatePa
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The D rows of a step that sample a token, and what is known before their logits."""
+    """The D rows of a step that sample a token, and the inputs of sampling other than logits."""
 
     rows: Sequence[int]  # each row's slot, on the host
     counts: Sequence[int]  # how many tokens each row's sequence has sampled before

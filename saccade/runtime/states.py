@@ -1,5 +1,5 @@
 """The states of linear attention and of the convolutions before it, whose size does not depend on a
-sequence's length. The scheduler decides what is stored.
+sequence's length. The scheduler decides which states are stored.
 
 A line of the memory has the states of one sequence for all layers. The first lines belong to the
 worker's slots, and steps update them. The others are snapshots, which only `copy` changes, and

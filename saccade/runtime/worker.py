@@ -272,7 +272,7 @@ class Worker:
         return self._changes.make(change)
 
     def use(self, net: FamilyNet) -> None:
-        """Replace the network by `net`, and drop what depends on the old one."""
+        """Replace the network by `net`, and drop everything that depends on the old one."""
         self.net = net
         self._state_parts.clear()
         self.adapters = None

@@ -20,7 +20,7 @@ Images = Many[Image]
 
 
 class ChunkLimit(NamedTuple):
-    """Where a chunk must end. `missing` is the image that it ends before, if that image is not
+    """The end of a chunk. `missing` is the image that it ends before, if that image is not
     available.
     """
 
@@ -103,7 +103,7 @@ class ImageChunks:
     ) -> int:
         """Put the images of a chunk `[run.planned, end)` on the device.
 
-        Returns the end of the chunk, which is before the first image that does not fit in the
+        Returns the end of the chunk. It ends before the first image that does not fit in the
         device's budget.
         """
         if run.planned >= sequence.images_end:

@@ -49,7 +49,7 @@ class KVCacheManager:
         return self._refused[0] if self._refused else None
 
     def forget_refusal(self) -> None:
-        """Reset `refused`, as a sequence was admitted or the refused one has ended."""
+        """Reset `refused` when a sequence was admitted or the refused one has ended."""
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
@@ -179,8 +179,8 @@ class KVCacheManager:
         return fits
 
     def _covers(self, available: int, sequence: Sequence, path: list[Node]) -> bool:
-        """Return True if `available` pages are enough for what a sequence needs soon in addition to
-        `path`.
+        """Return True if `available` pages are enough for the pages that a sequence needs soon in
+        addition to `path`.
         """
         unheld = sum(self._pool.refs[node.page] == 1 for node in path)
         return available - unheld >= self._needs_soon(sequence) - len(path)
@@ -206,8 +206,8 @@ class KVCacheManager:
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """Add full pages of a running sequence to the prefix cache, as its tokens up to `computed`
-        have valid KV.
+        """Add full pages of a running sequence to the prefix cache, once its tokens up to
+        `computed` have valid KV.
         """
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed

@@ -69,7 +69,7 @@ class Scheduler(Protocol):
         ...
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that needs an image which the front could not decode."""
+        """End every request that needs an image that could not be decoded."""
         ...
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:

@@ -8,12 +8,12 @@ sequences.
 
 A plan refers to tokens by position. So the next plan can be made before the values of the tokens
 that the plan in flight samples are known. If such a token ends the output, the next plan's row for
-the sequence is computed in vain, and ignored.
+the sequence is wasted, and its result is ignored.
 
 Each step takes running sequences, the oldest first: one token for each decoding sequence, then
-chunks of prompts within the token budget, of which each client has a share, then new sequences in
-the order of their turns. An older sequence may preempt the youngest ones to get their pages, so
-that the oldest always makes progress. Sequences that wait for images do not delay the others.
+chunks of prompts within the token budget, which clients share, then new sequences in the order of
+their turns. An older sequence may preempt the youngest ones to get their pages, so that the oldest
+always makes progress. Sequences that wait for images do not delay the others.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class GenerationScheduler:
             self.image_scheduler.ask_early(sequence)
 
     def _put_aside(self, sequence: Sequence) -> None:
-        """Preempt or dequeue the active background request, as another request has arrived."""
+        """Preempt or dequeue the active background request because another request has arrived."""
         if sequence.run is not None:
             self._preempt(sequence)
         else:
@@ -218,12 +218,14 @@ class GenerationScheduler:
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """Use an embedding that another server has computed. Otherwise like `pixels_ready`."""
+        """Use an embedding that another server has computed. Otherwise it is the same as
+        `pixels_ready`.
+        """
         self.image_scheduler.pixels_ready(key, given=True)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that needs the image, as the front could not decode it."""
+        """End every request that needs the image because the front could not decode it."""
         needy = [
             sequence
             for sequence in self.image_scheduler.pixels_failed(key)
@@ -259,8 +261,8 @@ class GenerationScheduler:
         return forgotten
 
     def release_memory(self) -> None:
-        """Have the next plan return unused memory to the operating system, including that of free
-        pages.
+        """Have the next plan return unused memory to the operating system, including the memory of
+        free pages.
         """
         self._releases_memory = True
 
@@ -320,8 +322,8 @@ class GenerationScheduler:
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
         """Return the masks for the oldest plan in flight, once, if any of its rows are masked.
 
-        Send them before any later plan. Call this after every call of `plan` and `apply`. Also ends
-        requests whose grammars have become too complex, and returns their deltas.
+        Send them before any later plan. Call this after every call of `plan` and `apply`. This also
+        ends requests whose grammars have become too complex, and returns their deltas.
         """
         flight = self._flights[0] if self._flights else None
         if flight is None or not flight.unmasked:
@@ -338,7 +340,7 @@ class GenerationScheduler:
         return Masks.of(flight.plan.step, words), deltas
 
     def _mask(self, row: Row, sequence: Sequence, run: Run) -> bytes:
-        """Return the mask of a row. If the sequence has ended, all tokens are allowed, as the
+        """Return the mask of a row. If the sequence has ended, all tokens are allowed because the
         result is ignored.
         """
         grammar_state = sequence.grammar_state
@@ -719,7 +721,7 @@ class GenerationScheduler:
         return deltas
 
     def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
-        """Add full pages to the prefix cache and release used images, as the tokens up to `end`
+        """Add full pages to the prefix cache and release used images, once the tokens up to `end`
         have valid KV.
         """
         before = run.computed
@@ -747,7 +749,7 @@ class GenerationScheduler:
     def _append(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
     ) -> list[Delta]:
-        """Append a generated token. Returns deltas, which are batched for requests that are not
+        """Append a generated token. Returns deltas. They are batched for requests that are not
         streamed.
         """
         sequence.tokens.append(token)

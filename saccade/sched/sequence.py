@@ -34,8 +34,8 @@ Source = Literal["none", "pixels", "encoder"]
 
 
 class EncodedImage(NamedTuple):
-    """Why an image's embedding was missing, what it was encoded from, and which of its tiles were
-    new.
+    """Why an image's embedding was missing, the source that it was encoded from, and which of its
+    tiles were new.
     """
 
     missed: Missed
@@ -179,13 +179,13 @@ class Sequence:
         # prompt's length if none are requested.
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
-            self.scored = 1  # the first token has no logprob, as none precedes it
+            self.scored = 1  # the first token has no logprob, because none precedes it
         elif request.reading is not None:
             self.scored = max(0, len(request.tokens) - request.reading.last)
 
     @property
     def last_use(self) -> dict[ImageKey, int]:
-        """As in `PromptImages`."""
+        """The position after each image's last token, as in `PromptImages`."""
         return self.shown.last_use
 
     @property
@@ -264,7 +264,9 @@ class Sequence:
         return self.scored - (self.request.reading is None)
 
     def extras(self, start: int, end: int) -> tuple[RowExtra, ...]:
-        """Return what a row with tokens `[start, end)` computes besides the next token."""
+        """Return the results that a row with tokens `[start, end)` computes in addition to the next
+        token.
+        """
         if self.scored >= self.prompt_length:
             return ()
         request = self.request
@@ -276,17 +278,17 @@ class Sequence:
         return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
     def remaining_tokens(self, token_limit: int) -> int:
-        """Return the number of tokens that may still be generated after those of the plans in
+        """Return the number of tokens that may still be generated after the tokens of the plans in
         flight.
         """
         most = self.prompt_length + self.request.sampling.max_tokens
         return min(most, token_limit) - self.length
 
     def can_sample(self, token_limit: int) -> bool:
-        """Return True if one more token may be planned after those of the plans in flight.
+        """Return True if one more token may be planned after the tokens of the plans in flight.
 
         That requires that the maximum length is not reached, and that the token's mask will be
-        ready in time. Always True for a request that generates no tokens.
+        ready in time. It is always True for a request that generates no tokens.
         """
         if self.request.reading is not None:
             return True
@@ -323,8 +325,8 @@ class Sequence:
     def match(self, tokens: int) -> None:
         """Record a prefix cache hit of `tokens` for a waiting sequence.
 
-        If its length differs from that of the last lookup, clear `blocked`, because the next image
-        to encode may be a different one.
+        If its length differs from the length at the last lookup, clear `blocked`, because the next
+        image to encode may be a different one.
         """
         if tokens != self.matched:
             self.blocked = None

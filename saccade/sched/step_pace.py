@@ -2,8 +2,8 @@
 
 The vision encoder has its own multiprocessors. Its budget grows until about one step in a hundred
 takes more than twice as long as a step that only decodes. Prompt tokens share the multiprocessors
-with decoding rows, so their number is limited such that a step stays within a maximum time. Both
-budgets follow from the measured times of earlier steps.
+with decoding rows, so their number is limited to keep a step within a maximum time. Both budgets
+follow from the measured times of earlier steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The order in which waiting sequences are admitted, and the queue of background requests.
 
-Clients take turns (round-robin), and so do the groups of each client, those of lower `priority`
-first. A group consists of the `n` choices of one HTTP request.
+Clients take turns (round-robin), and so do the groups of each client. Groups of lower `priority`
+are first. A group consists of the `n` choices of one HTTP request.
 
 A client moves to the end of the queue when one of its sequences is admitted, and when it enters the
 queue. A group does the same among its client's groups. So between two turns of a waiting client,

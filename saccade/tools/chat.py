@@ -268,7 +268,7 @@ def _describe_hits(event: dict[str, Any]) -> Iterator[str]:
 
 def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
     """Read an image from a file, or refer to it by URL. Returns a content part, and a description
-    of the image. `asked` is the option or command, for errors.
+    of the image. asked: the option or command that an error names.
 
     Raises ConfigError.
     """

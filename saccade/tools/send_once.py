@@ -6,7 +6,7 @@
 
 Names are digests, and bodies are sent as `multipart/related`, which `edge/related.py` reads. The
 body is only searched for base64, so this works with all APIs. This module does no I/O: a flow is a
-generator that yields what to send, and receives the server's reply.
+generator that yields the bytes to send, and receives the server's reply.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Flow = Generator[Attempt | VersionQuestion, AttemptReply, None]
 
 @dataclass(slots=True)
 class Savings:
-    """Counts what was saved. It is thread-safe."""
+    """Counts the saved bytes and images. It is thread-safe."""
 
     bytes_in: int = 0  # bytes of bodies, as received from clients
     bytes_out: int = 0  # bytes of bodies, as sent to servers
@@ -205,8 +205,8 @@ class ServerConversation:
     """The names whose bytes the server has, as (sender, name). Least recently used first."""
 
     def flow(self, body: Body, sender: str = "") -> Flow:
-        """Yield what to send for a JSON body, and receive the reply to each. The reply to the last
-        one is the response for the client.
+        """Yield the messages to send for a JSON body, and receive the reply to each. The reply to
+        the last one is the response for the client.
 
         `sender` identifies the API key, because tenants cannot refer to each other's bytes.
         """

@@ -42,8 +42,8 @@ def unreachable(address: str, error: BaseException) -> ConfigError:
 
 
 def said(answer: Any) -> str | None:
-    """Return the message in an error response, or `None` if it has none. The format is that of
-    OpenAI's API or of similar servers.
+    """Return the message in an error response, or `None` if it has none. The format is OpenAI's, or
+    the format of similar servers.
     """
     match answer:
         case (

@@ -5,8 +5,8 @@ server only once: `httpx2.Client(transport=SendOnce(httpx2.HTTPTransport()))`.
     SendOnce        for `Client`
     AsyncSendOnce   for `AsyncClient`
 
-`send_once.py` decides what to send. Servers are distinguished by their URL before /v1. This module
-imports neither library, but uses the classes of the objects that it is passed.
+`send_once.py` generates the requests. Servers are distinguished by their URL before /v1. This
+module imports neither library, but uses the classes of the objects that it is passed.
 """
 
 from __future__ import annotations

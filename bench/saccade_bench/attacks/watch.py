@@ -123,7 +123,7 @@ class _Health(threading.Thread):
 
 @contextmanager
 def watching(pid: int, url: str) -> Iterator[Cost]:
-    """Yield the cost of what happens within the context. It is complete on exit."""
+    """Yield the cost of the work within the context. It is complete on exit."""
     cost = Cost()
     started = time.monotonic()
     threads = (_Processes(pid, cost), _Health(url, cost, pid))

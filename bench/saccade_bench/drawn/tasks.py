@@ -178,7 +178,9 @@ def count_scene(draw: Draw, size: tuple[int, int]) -> Scene:
 
 
 def _compatible(rng: random.Random, things: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Replace black in half of the cases if there is also white, as few backgrounds fit both."""
+    """Replace black in half of the cases if there is also white because few backgrounds fit
+    both.
+    """
     colours = {colour for colour, _ in things}
     if {"black", "white"} <= colours and rng.random() < 0.5:
         unused = next(colour for colour in COLOURS if colour not in colours)
@@ -429,7 +431,7 @@ def conversation(
     """Return a chat with several turns, some of which add images.
 
     `sizes` fixes the number of images and their sizes. By default, there are up to `level.scenes`
-    of any size. `weights` are those of the kinds of scenes, in the order of `SCENES`.
+    of any size. `weights` are the weights of the kinds of scenes, in the order of `SCENES`.
     """
     rng = draw.rng
     if sizes is None:

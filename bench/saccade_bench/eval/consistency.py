@@ -2,9 +2,9 @@
 to long prompts.
 
 Greedy answers must be the same text in all passes. This is guaranteed in float32. In bfloat16, a
-different batch may round differently. A pass is cold because its PNGs have a new comment, so that
-their bytes are new to the server, but not their pixels. Long prompts in the same batch make a
-server split the questions' prefill into different chunks.
+different batch may round differently. In a cold pass, the PNGs have a new comment: their bytes are
+new to the server, but not their pixels. Long prompts in the same batch make a server split the
+questions' prefill into different chunks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """MMMU (Yue et al. 2023, arXiv 2311.16502): college-level questions with images; multiple-choice or
 open answers.
 
-The scoring rules reimplement the published evaluation (github.com/MMMU-Benchmark/MMMU, eval). As
-there, an answer without a recognizable choice is scored as a random one, which depends only on the
-question's id.
+The scoring rules reimplement the published evaluation (github.com/MMMU-Benchmark/MMMU, eval). As in
+that evaluation, an answer without a recognizable choice is scored as a random one, which depends
+only on the question's id.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def parse_choice(
 
 
 def parse_open(response: str) -> set[str | float]:
-    """Return the candidates in an open answer: what follows a clue in each sentence, and every
+    """Return the candidates in an open answer: the text after a clue in each sentence, and every
     number in it.
     """
     text = response.strip().strip(".").lower()

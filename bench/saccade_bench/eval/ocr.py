@@ -1,9 +1,9 @@
 """Reading rendered words and numbers: the eval `ocr`, and the images of the benchmark's data set of
 the same name.
 
-An answer is correct if it contains the text as a separate word, whatever else it contains. Images
-are drawn as for the demo model, but only with Pillow's built-in font, so that they are the same on
-every machine.
+An answer is correct if it contains the text as a separate word, with any other text around it.
+Images are drawn as for the demo model, but only with Pillow's built-in font, so that they are the
+same on every machine.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ FORMULAE = ("HME100k", "Handwritten Mathematical Expression Recognition")
 def items(source: str | None, count: int | None = None) -> list[Item]:
     """Return the first `count` questions of a file, a folder or the hub.
 
-    Accepts the columns of the hub's data set and those of the authors' JSON.
+    Accepts the columns of the hub's data set and of the authors' JSON.
     """
     found: list[Item] = []
     for row, folder in load_rows(source or HUB):

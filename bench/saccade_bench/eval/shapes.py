@@ -1,8 +1,8 @@
 """Questions about drawn shapes: their colour, kind and count, and one among several images. Works
 with the demo model and any other.
 
-An answer is correct if it names the right colours, shapes and numbers, whatever its wording. Scenes
-and questions are those that the demo model was not trained on.
+An answer is correct if it names the right colours, shapes and numbers, in any wording. Scenes and
+questions are those that the demo model was not trained on.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ time is left are reported as skipped. DIR gets report.md (each figure with its f
 results of other servers, the target, and advice if it is far off), summary.json, and results.tar.gz
 with these, all logs and the stages' own files. These three are replaced atomically after each stage
 and every five seconds, so that they are readable whenever the run is killed. Figures are also
-printed, and `report.py` creates a report from whatever was recovered.
+printed, and `report.py` creates a report from the recovered files.
 Exit status: 0 if everything succeeded, 1 if a stage failed, 2 if the check cannot run here.
 
 `--device cpu --quick` tries out everything on tiny models, with kernels in Triton's interpreter.

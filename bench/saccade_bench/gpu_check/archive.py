@@ -110,7 +110,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack_into(packed: bytes, folder: Path) -> None:
-    """Extract whatever is readable of an archive that may be truncated: all complete files, and the
+    """Extract the readable part of an archive that may be truncated: all complete files, and the
     start of the last one.
     """
     gzip, pieces = zlib.decompressobj(wbits=31), list[bytes]()

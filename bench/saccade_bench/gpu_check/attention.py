@@ -2,7 +2,7 @@
 implementation.
 
 Times are device times in milliseconds. Floors are bytes or operations at the machine's measured
-speeds (stage `speeds`). Every result is compared with that of the first implementation.
+speeds (stage `speeds`). Every result is compared with the first implementation's result.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def bench_prefill(bench: Bench, shapes: Sequence[tuple[int, int, int]]) -> None:
         ways |= library(bench, "fa3", q, [cache], rows)
         if count == 1 and new == keys:
             k, v = (bench.noise(new, bench.kv_heads, DIM) for _ in range(2))
-            # It has other keys, so it is last: the first result is what others are compared with.
+            # It has other keys, so it is last: the others are compared with the first result.
             ways["torch, without pages (other keys)"] = [partial(dense, q, k, v, causal=True)]
         seen = new * (keys - new) + new * (new + 1) / 2
         flops = 4.0 * count * seen * bench.heads * DIM

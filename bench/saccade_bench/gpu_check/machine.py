@@ -45,7 +45,7 @@ def missing(modules: Sequence[str]) -> list[str]:
 
 
 def explain(absent: Mapping[str, Sequence[str]]) -> str:
-    """Describe which packages are missing for which stage, and how to provide them."""
+    """Describe the missing packages of each stage, and how to provide them."""
     if not absent:
         return ""
     lines = [

@@ -108,8 +108,8 @@ def difference(one: Seen, other: Seen) -> float:
 
 
 def look(url: str) -> Seen:
-    """Request the top first tokens of each prompt, of which the first has an image, and time one
-    longer answer.
+    """Request the top first tokens of each prompt, and time one longer answer. The first prompt has
+    an image.
     """
     likely = []
     for number, prompt in enumerate(PROMPTS):

@@ -143,7 +143,7 @@ def _is_real(facts: dict[str, Any]) -> bool:
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
-    """Read what a check left: the facts, and the stages in the order in which they ran."""
+    """Read the results of a check: the facts, and the stages in the order in which they ran."""
     facts: dict[str, Any] = {"command": "?", "when": "?", "quick": False, "versions": {}}
     facts |= {"hardware": {}, "seconds": 0.0} | _read_json(folder / COMMAND)
     seen = _read_json(folder / "facts.json")
@@ -364,7 +364,7 @@ def _is_shown(metric: str) -> bool:
 
 
 def fill_table(path: Path, rows: Sequence[TableRow]) -> None:
-    """Insert rows into a document's table, replacing those of the same GPU and figure.
+    """Insert rows into a document's table, replacing the rows of the same GPU and figure.
 
     Raises ValueError if the document has no markers.
     """

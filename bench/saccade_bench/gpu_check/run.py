@@ -97,7 +97,7 @@ class StageRunner:
         return self._budget - self.left
 
     def lacks(self, stage: Stage) -> list[str]:
-        """Return the packages that a stage needs and that are not installed."""
+        """Return the packages of a stage that are not installed."""
         more = ("triton",) if stage.needs and self._device == "cuda" else ()
         return missing((*stage.needs, *more))
 

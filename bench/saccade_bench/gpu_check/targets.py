@@ -1,8 +1,8 @@
 """References for figures, scaled from one GPU to another, and advice for figures that are far off.
 
-Metrics are matched by `fnmatch`. Floors and targets are those of an H200. For a machine with
-another measured bandwidth or matrix product speed, they are scaled in proportion. Results published
-by others are only shown for the same GPU.
+Metrics are matched by `fnmatch`. Floors and targets are for an H200. For a machine with another
+measured bandwidth or matrix product speed, they are scaled in proportion. Results published by
+others are only shown for the same GPU.
 """
 
 from __future__ import annotations

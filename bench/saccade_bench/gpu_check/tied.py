@@ -1,4 +1,4 @@
-"""Run a Python module that is killed when the process that started it ends for any reason.
+"""Run a Python module, which is killed when its parent process ends for any reason.
 
 `python -m saccade_bench.gpu_check.tied PARENT MODULE ARGUMENT...`: PARENT is the id of the process
 that started it. The kernel kills this process when PARENT exits.

@@ -2,7 +2,7 @@
 and attention backend, with and without CUDA graphs, and its kernels in profile.md. The language
 model has one layer.
 
-The embeddings of each backend are compared with those of the first.
+The embeddings of each backend are compared with the embeddings of the first.
 """
 
 from __future__ import annotations

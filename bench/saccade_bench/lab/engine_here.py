@@ -50,9 +50,9 @@ BLOCK = 128
 
 
 class RandomWeights(DummyWeights):
-    """Weights like those of a server with --tune load_format=dummy, but in FP8 if `eight` returns
-    True for the canonical name. `nbytes` is the size of the language model's tensors, all of which
-    each step reads.
+    """The weights of a server with --tune load_format=dummy, but in FP8 if `eight` returns True for
+    the canonical name. `nbytes` is the size of the language model's tensors. Each step reads all of
+    them.
     """
 
     def __init__(

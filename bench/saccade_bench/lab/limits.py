@@ -127,8 +127,8 @@ def prompt_operations(spec: QwenVLSpec, tokens: int) -> float:
 
 
 def tower_operations(spec: QwenVLSpec, patches: int) -> float:
-    """Return the operations of all blocks: matrix products, and attention to all patches or to
-    those of a window.
+    """Return the operations of all blocks: matrix products, and attention to all patches or to the
+    patches of a window.
     """
     tower = spec.vision
     matrices = 3 if tower.variant == "qwen2_5_vl" else 2

@@ -39,7 +39,7 @@ class Sample:
 class MediaFigure:
     """Results of one case, for Saccade (`stages`, `new`, `seen`) and the baseline.
 
-    `stages` are those of a new image. Their "hand-over" is the remainder of `new`.
+    `stages` are the stages of a new image. Their "hand-over" is the remainder of `new`.
     """
 
     case: Case
@@ -51,7 +51,7 @@ class MediaFigure:
 
     @property
     def gain_new(self) -> float:
-        """CPU time of the baseline relative to that of a new image."""
+        """CPU time of the baseline relative to the CPU time of a new image."""
         return self.usual.ms / self.new.ms
 
     @property

@@ -1,6 +1,6 @@
 """Helpers for specs beyond `FamilySpec`'s interface, for code that makes pixels without recipes.
 
-Most specs can derive an image's grid from the size of its canvas. For others, whoever draws a
+Most specs can derive an image's grid from the size of its canvas. For others, the code that draws a
 canvas registers its grid here.
 """
 

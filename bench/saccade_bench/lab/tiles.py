@@ -15,7 +15,9 @@ SPECIAL = (
     *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<img>", "</img>", "<IMG_CONTEXT>"),
     *("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"),
 )
-"""InternVL's special tokens, which follow those that Qwen2.5's tokenizer shares with Qwen-VL."""
+"""InternVL's special tokens. They follow the tokens that Qwen2.5's tokenizer shares with
+Qwen-VL.
+"""
 CHAT_TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}
@@ -36,7 +38,7 @@ SIDE = 448
 
 
 def tile_config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
-    """Return config.json. `ids` are those of the special tokens."""
+    """Return config.json. `ids` are the ids of the special tokens."""
     vision: dict[str, Any] = {
         "model_type": "internvl_vision",
         "image_size": [SIDE, SIDE],

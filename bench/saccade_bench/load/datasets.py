@@ -279,7 +279,7 @@ def _with_pauses(maker: Maker, turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def _repeated(maker: Maker, count: int, ratio: float, exponent: float) -> Iterator[DrawnImage]:
-    """Yield `count` images, of which round(ratio * count) are repeats of earlier ones (but at most
+    """Yield `count` images. round(ratio * count) of them are repeats of earlier ones (but at most
     count - 1).
 
     The r-th distinct image is repeated with a weight of r ** -exponent (Zipf).

@@ -312,7 +312,7 @@ def _draw_table(
 
 
 def _draw_screen(dice: Dice, size: tuple[int, int], step: int) -> Image.Image:
-    """Draw screenshot number `step` of a desktop: a window with a list of which `step` rows are
+    """Draw screenshot number `step` of a desktop: a window with a list in which `step` rows are
     checked, and the pointer.
     """
     image = Image.new("RGB", size, (58, 74, 104))

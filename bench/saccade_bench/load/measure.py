@@ -76,8 +76,8 @@ class TokenTotals:
 
     `vision_known` is True if the server reports vision tokens. Otherwise they are estimated as the
     prompt tokens minus the measured length of its text. `cached` is None if the server does not
-    report it. `cached_unsent` is the cached fraction of those prompts whose images are all new in
-    this run. It is None if the server does not report it, or if there are no such prompts.
+    report it. `cached_unsent` is the cached fraction of prompts in which all images are new in this
+    run. It is None if the server does not report it, or if there are no such prompts.
     """
 
     prompt: int
@@ -91,7 +91,7 @@ class TokenTotals:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Rates per second over the entire run, but `peak_output` is that of the best second.
+    """Rates per second over the entire run, but `peak_output` is the rate of the best second.
 
     `peak_requests` and `concurrency` are the maximum and the mean number of requests in flight.
     """

@@ -12,7 +12,7 @@ from rich.text import Text
 from saccade_bench.load.measure import LATENCIES, Distribution, Summary
 
 SLOW_GENERATOR_MS = 10.0
-"""P99 delay of the load generator above which to warn that it may have affected the latencies."""
+"""Above this P99 delay of the load generator, warn that it may have affected the latencies."""
 
 
 ALREADY_CACHED = 0.25

@@ -61,8 +61,8 @@ class Session:
     """Turns of one chat. Each sends all earlier turns and their answers again, unless `alone`.
 
     If `keep_images` > 0, only the images of the last `keep_images` turns are sent again. `due` is
-    the session's start, in seconds after that of the run. If None, it is decided by the arrival
-    process.
+    the session's start, in seconds after the start of the run. If None, it is decided by the
+    arrival process.
     """
 
     turns: tuple[Turn, ...]

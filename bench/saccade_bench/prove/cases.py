@@ -1,9 +1,9 @@
 """The cases to try on a server: each asks a few questions and judges the answers.
 
-Three kinds of evidence show that images were mixed up: the answer has the number of another image,
-more of the prompt is cached than for an image that was never sent, or the answer's
-log-probabilities are identical to those of another image. A case is "not judged" if the model
-cannot read its images, or if the server rejects its fields.
+Three kinds of evidence show that images were mixed up. The answer has the number of another image.
+More of the prompt is cached than for an image that was never sent. Or the answer's
+log-probabilities are identical to the log-probabilities of another image. A case is "not judged" if
+the model cannot read its images, or if the server rejects its fields.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ async def replaced(trial: Trial) -> Finding:
 async def changed(trial: Trial) -> Finding:
     """Compare two images that a URL returns one after the other with an old modification date and
     an ETag, but without an expiry time, so that heuristic caching would consider the first one
-    fresh. Then the same through a redirect.
+    fresh. Then do the same through a redirect.
     """
     for path in ("image.png", "moved"):
         found = await _put_anew(trial, path, tagged=True)

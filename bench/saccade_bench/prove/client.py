@@ -1,4 +1,4 @@
-"""Ask a server questions about images, and record what may reveal a mixed-up image."""
+"""Ask a server questions about images, and record the signs of a mixed-up image."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Asker:
         return await self.say([*parts, {"type": "text", "text": question}], **extra)
 
     async def say(self, parts: Sequence[dict[str, Any]], **extra: Any) -> JudgedAnswer:
-        """Like `ask`, with the message's content parts."""
+        """Do what `ask` does, with the message's content parts."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": list(parts)}],

@@ -1,4 +1,5 @@
-"""Pairs of images that show different numbers, but share what a faulty cache key might be made of.
+"""Pairs of images that show different numbers, but agree in data that a faulty cache key might be
+made of.
 
 Such keys could be made of the first and last bytes of a file, of the pixel data without its
 palette, of sampled pixels, or of the size.
@@ -39,7 +40,7 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class NumberImage:
-    """An encoded image. `number` is what it shows, or "" if it is not readable."""
+    """An encoded image. `number` is the number that it shows, or "" if it is not readable."""
 
     encoded: bytes
     number: str
@@ -47,7 +48,7 @@ class NumberImage:
 
 
 def numbers(seed: int, count: int, digits: int = 5) -> list[str]:
-    """Return random numbers of which any two differ in at least two digits, so that misreading one
+    """Return random numbers. Any two of them differ in at least two digits, so that misreading one
     digit never yields another one. The last digit is a checksum of the others.
     """
     rng = random.Random(f"prove/{seed}")

@@ -1,4 +1,4 @@
-"""Run published commands on a server, or on two servers, of which one has a mechanism disabled."""
+"""Run published commands on a server, or on two servers, one of which has a mechanism disabled."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def phrase(row: Comparison) -> str:
 
 
 def _telling(table: SideBySide) -> tuple[str, ...]:
-    """Return the metrics of a headline. For chats, TTFT is that of the last round."""
+    """Return the metrics of a headline. For chats, TTFT is the last round's."""
     last = next((row.metric for row in table.rows if row.metric.startswith("TTFT of round")), None)
     return (last or "TTFT, median", "TPOT, median", "Requests")
 

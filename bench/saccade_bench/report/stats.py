@@ -214,7 +214,7 @@ def ratio(
 
 
 def rate_ratio(over: Values, under: Values) -> Interval:
-    """Return mean(over) / mean(under) of values of which each run has one.
+    """Return mean(over) / mean(under), which have one value per run.
 
     The interval's bounds are NaN if either side has fewer than three runs.
     """

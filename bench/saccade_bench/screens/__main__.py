@@ -6,7 +6,7 @@
 Without a server, it draws a desktop and eight events, preprocesses each screenshot as each model
 family does, hashes the tiles, and prints the percentage of patches in new tiles for each event.
 With a server, it sends the screenshots, and prints the tiles and the TTFT of each event, compared
-with those of a screenshot without any cached tiles.
+with a screenshot without any cached tiles.
 """
 
 from __future__ import annotations

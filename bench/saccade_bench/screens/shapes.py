@@ -3,9 +3,9 @@
     python -m saccade_bench.screens.shapes smolvlm FOLDER
     python -m saccade_bench.screens.shapes minicpmv4_6 FOLDER
 
-The vision encoder and the language model are as wide as those of SmolVLM-256M and MiniCPM-V 4.6,
-with the same ratio of depths. Images are preprocessed as published, so that `python -m
-saccade_bench.screens --base-url` shows the relative TTFT of these models.
+The vision encoder and the language model are as wide as in SmolVLM-256M and MiniCPM-V 4.6, with the
+same ratio of depths. Images are preprocessed as published, so that `python -m saccade_bench.screens
+--base-url` shows the relative TTFT of these models.
 """
 
 from __future__ import annotations

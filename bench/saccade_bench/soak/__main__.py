@@ -4,10 +4,10 @@
     python -m saccade_bench.soak --seconds 600 --ranker FOLDER    # also scores and ranks
 
 Serves the demo model with caches so small that all of them evict, and a second server as a cold
-reference. Each client repeatedly picks a kind of request and a seed. The answer must equal that of
-the reference, which is asked once per request, without concurrency and with flushed caches. Prints
-the memory of each process once a minute. The exit status is 1 if an answer or a status was wrong.
-Only uses the loopback interface.
+reference. Each client repeatedly picks a kind of request and a seed. The answer must equal the
+answer of the reference server, which is asked once per request, without concurrency and with
+flushed caches. Prints the memory of each process once a minute. The exit status is 1 if an answer
+or a status was wrong. Only uses the loopback interface.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ METRICS = (
 
 
 class Reference:
-    """Answers of a server with empty caches, by kind and seed. Thread-safe."""
+    """Answers of a server with empty caches, by kind and seed. This class is thread-safe."""
 
     def __init__(self, asker: SoakClient) -> None:
         self._asker = asker
@@ -66,7 +66,7 @@ class Reference:
         self._asking = threading.Lock()
 
     def answer(self, kind: Kind, seed: int) -> str:
-        """Return the expected answer. Raises what `Kind.ask` raises."""
+        """Return the expected answer. Raises UnexpectedStatus if the request fails."""
         key = kind.name, seed
         with self._asking:
             if key not in self._answers:

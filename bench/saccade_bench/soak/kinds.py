@@ -1,6 +1,6 @@
 """Every kind of request that a client sends, each as a function of a server and a seed.
 
-It returns what must be equal each time the same seed is used.
+It returns the values that must be equal each time the same seed is used.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def show(
         for each in targets:
             salt = f"{name} {seed} {group[0].partition(',')[0]}"
             task = AgentTask(size=size.resolution, max_tokens=size.max_tokens, salt=salt)
-            # Each workload has new images, because servers may have cached those of others.
+            # Each workload has new images, because servers may have cached the images of others.
             first = random.Random(f"{seed} {name} {number}").randrange(1 << 30)
             rounds = replay(each, group, size.users, first, task, pause)
             found[each.label] += rounds

@@ -1,5 +1,5 @@
-"""Claims about the drawn pictures: the same seed gives the same pixels, and a picture shows what
-its scene says.
+"""The drawn pictures: the same seed gives the same pixels, and a picture shows what its scene
+describes.
 """
 
 import itertools

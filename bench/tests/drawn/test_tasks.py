@@ -1,4 +1,4 @@
-"""Claims about the questions: every expected answer follows from the scene, and follow-ups are
+"""The drawn questions: every expected answer follows from the scene, and follow-ups are
 unambiguous.
 """
 
@@ -28,7 +28,7 @@ from train.tokenizer import vocabulary
 
 
 def answer_from_scenes(turn: Exchange, seen: list[Scene]) -> str:
-    """Derive a turn's answer again, from the question's words and the scenes alone."""
+    """Derive a turn's answer independently, from only the question's words and the scenes."""
     named = re.search(r"picture (\d)", turn.question)
     scene = seen[int(named[1]) - 1] if named else seen[-1]
     text = scene.text.text.lower() if scene.text else ""

@@ -1,5 +1,5 @@
-"""`make gpu-check` says what it cannot do and why, keeps its budget, outlives what its stages do,
-and shows each figure beside what it is held against. On tiny models all of it runs without a GPU.
+"""`make gpu-check` reports what it cannot do and why, keeps its budget, survives failures of its
+stages, and compares each result with its reference. With tiny models, all of it runs without a GPU.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ FACTS = {
 def test_without_a_gpu_it_says_so_before_the_other_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where torch could not say it in time they are tried."""
+    """If torch did not report in time whether there is a GPU, the other stages are tried."""
 
     def run(self: StageRunner, stage: Stage) -> Outcome:
         if seen[-1] is not None:
@@ -120,7 +120,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Carry out a stage of these lines of Python, which have `figures` to write to."""
+    """Run a stage with this Python code, which can write to `figures`."""
     (tmp_path / "staged").mkdir()
     path = f"{tmp_path}{':'.join(['', *sys.path])}"
     monkeypatch.setenv("PYTHONPATH", path)
@@ -166,7 +166,7 @@ def test_a_stage_keeps_what_it_found_whatever_becomes_of_it(
 
 
 def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(run: Run, tmp_path: Path) -> None:
-    """Also where neither it nor what it started listens."""
+    """Neither the stage nor its child process reacts to SIGTERM."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     outcome = run(
         f"""
@@ -212,7 +212,7 @@ def test_a_figure_that_cannot_be_had_stops_no_other(tmp_path: Path) -> None:
     assert not file.attempt("ours", fail, unit="ms") and file.failures == 1
     assert file.attempt("next", lambda: Figure("next", 1.0, "ms"))
     with (tmp_path / "figures.jsonl").open("a") as out:
-        out.write('{"metric": "cut off wh')  # the process was ended here
+        out.write('{"metric": "cut off wh')  # the process ended here
     found = read_figures(tmp_path / "figures.jsonl")
     assert [figure.value for figure in found] == [None, None, 1.0]
     assert found[0].error == "RuntimeError: CUDA error: misaligned address"
@@ -259,7 +259,7 @@ def test_another_gpus_figures_are_held_against_their_own_floors_alone(tmp_path: 
 
 
 def test_floors_and_targets_go_by_what_the_machine_was_measured_to_do(tmp_path: Path) -> None:
-    """What others have published is their GPU's, and does not."""
+    """Published results are of the GPU that they were measured on, and do not scale."""
     speeds = [Figure(COPY, 2150.0, "GB/s"), Figure(PRODUCTS, 790.0, "TFLOP/s")]
     decode = Figure("decode, qwen3-vl-8b, batch 64", 2800.0, "tok/s", more=True)
     prefill = Figure("prefill, qwen3-vl-8b, chunks of 8192", 42_000.0, "tok/s", more=True)
@@ -273,7 +273,9 @@ def test_floors_and_targets_go_by_what_the_machine_was_measured_to_do(tmp_path: 
 
 
 def test_the_fastest_way_to_move_bytes_is_the_machines_speed(tmp_path: Path) -> None:
-    """One in a graph may be slower than a kernel; one that fails is named, and stops no other."""
+    """A copy in a graph may be slower than a kernel. A method that fails is named, and does not
+    stop the others.
+    """
 
     def fail() -> Figure:
         raise RuntimeError("no kernel")
@@ -319,7 +321,7 @@ def test_every_target_has_advice() -> None:
         assert any(fnmatchcase(target.metric, rule.metric) for rule in RULES), target.metric
 
 
-# ---- what stages make of what they find
+# ---- how stages interpret their measurements
 
 
 def test_time_is_busy_once_and_gaps_are_named_by_what_ends_them() -> None:
@@ -354,7 +356,7 @@ def test_where_there_is_a_gpu_a_run_without_a_test_has_failed(tmp_path: Path, cu
 
 
 def test_the_servers_host_memory_is_bounded_by_values_that_it_has() -> None:
-    """In a tiny server they are not set."""
+    """A tiny server does not set them."""
     for word in HOST_TIERS[1::2]:
         name, value = word.split("=")
         assert TUNING[name].parse(value) == int(value)
@@ -423,7 +425,7 @@ def test_families_that_no_gpu_has_run_are_tested_first() -> None:
 
 
 def test_failed_tests_are_named(tmp_path: Path) -> None:
-    """Of a run that was ended while it wrote a line."""
+    """The run was stopped while it wrote a line."""
     lines = [
         {"test": "a", "outcome": "started"},
         {"test": "b", "outcome": "started"},
@@ -450,7 +452,7 @@ def test_failed_tests_are_named(tmp_path: Path) -> None:
 def test_what_failed_before_runs_again_first_by_the_speeds_of_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also what was under way. A summary that did not come back is as if nothing had failed."""
+    """Unfinished tests run again too. If the summary was not returned, no test counts as failed."""
     speed = {"metric": COPY, "value": 2150.0}
     summary = {
         "tests": {"bad": {"tests/x.py::test_a[1]": "why"}, "unfinished": ["tests/x.py::test_b"]},

@@ -1,5 +1,5 @@
-"""Kernels compile, ahead of time and without a GPU, to what is recorded of them: on architectures
-that `make check` leaves out too.
+"""Kernels compile ahead of time and without a GPU to the recorded machine code, also for
+architectures that `make check` leaves out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ for wide in (False, True):
 
 
 def test_slow_conversions_in_a_loop_of_products_are_refused(tmp_path: Path) -> None:
-    """Of 8 bits to bfloat16, which GPUs take one value at a time."""
+    """Such conversions are from 8 bits to bfloat16, which GPUs do one value at a time."""
     (tmp_path / "planted.py").write_text(PLANTED)
     environment = {key: each for key, each in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"}
@@ -84,7 +84,9 @@ def test_a_record_stands_for_what_it_was_compiled_from_alone() -> None:
 
 
 def test_no_record_has_attention_products_or_draws_that_spill() -> None:
-    """On any architecture, by any Triton, but where a launch bounds its registers."""
+    """This holds for any architecture and any Triton version, except where a launch limits its
+    registers.
+    """
     records = sorted((ROOT / RECORD).glob("sm_*.json"))
     assert {"sm_80", "sm_89", "sm_90", "sm_100"} <= {each.name.split("-")[0] for each in records}
     spilling = [
@@ -102,7 +104,7 @@ def test_no_record_has_attention_products_or_draws_that_spill() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", [80, 100])
 def test_every_kernel_compiles_as_recorded(arch: int) -> None:
-    """In a process of its own: here, kernels are interpreted."""
+    """Compile in a separate process, because kernels are interpreted in this one."""
     if not (ROOT / RECORD / f"sm_{arch}-triton-{triton.__version__}.json").exists():
         pytest.skip("this Triton's machine code is not recorded")
     environment = {key: each for key, each in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -113,7 +115,7 @@ def test_every_kernel_compiles_as_recorded(arch: int) -> None:
 
 
 def test_every_kernel_that_is_launched_has_a_case() -> None:
-    """By the text of modules: one that is written tomorrow counts too."""
+    """Kernels are found in the text of modules, so that new modules are included."""
     looked_at: dict[str, set[str]] = {}
     for case in cases():
         looked_at.setdefault(case.module.__name__.rpartition(".")[2], set()).update(case.promises)

@@ -1,4 +1,4 @@
-"""Kernels are launched by Triton's own JIT on a stand-in for a GPU, which refuses what GPUs do."""
+"""Triton's own JIT launches kernels on a simulated GPU, which reports the errors of a real GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ with stubbed() as stub:
 
 
 def run(*command: str) -> str:
-    """In a process of its own: here, kernels are interpreted."""
+    """Run a command in a separate process, because kernels are interpreted in this one."""
     if (why := aot_launch.lacking()) is not None:
         pytest.skip(why)
     environment = {key: each for key, each in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -100,7 +100,9 @@ def test_the_digest_follows_kernels_and_nothing_else(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_kernel_and_every_family_is_launched() -> None:
-    """What `make check` does. A family's worker: warm-up, graphs, chunks, images, drawn tokens."""
+    """This is part of `make check`. For each family, a worker runs warm-up, graphs, chunks, images
+    and sampling.
+    """
     for module in ("saccade_bench.lab.aot_launch", "tests.launching"):
         assert "FAILED" not in run("-m", module)
 
@@ -110,7 +112,7 @@ def test_every_kernel_and_every_family_is_launched() -> None:
 def test_a_family_has_an_image_to_launch_kernels_with(
     family: str, checkpoint: Callable[..., Path]
 ) -> None:
-    """Its grid is known, also where the canvas does not show it."""
+    """Its grid is known even if the canvas does not determine it."""
     spec = load_spec(checkpoint(family))
     canvas, mark = shown_canvas(spec)
     (grid,) = grids(spec, [canvas])

@@ -1,5 +1,5 @@
-"""Synthetic checkpoints: real configurations at real token ids, and small ones that transformers
-and we read alike.
+"""Synthetic checkpoints: real configurations with real token ids, and small ones for which
+transformers and Saccade compute the same.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path
         3,
     ]
     session = Session(ours, prompt, images, page_size=None)
-    # Rounding depends on the processor, and the recurrence makes more of it: of logits up to 8.3,
-    # float32 is off from float64 by 4.0e-4 here and 1.1e-4 there on one with AMX.
+    # Rounding depends on the CPU, and the recurrence amplifies it: for logits up to 8.3, float32
+    # differs from float64 by 4.0e-4 here, and by 1.1e-4 on a CPU with AMX.
     atol = 1e-3 if name.startswith("tiny-qwen3.5") else 2e-4
     torch.testing.assert_close(
         session.prefill(), theirs.logits(session.tokens, images), atol=atol, rtol=0.0
@@ -126,7 +126,7 @@ def test_small_ones_compute_what_transformers_computes(name: str, tmp_path: Path
 def test_real_tile_models_have_their_sizes_and_token_ids(
     name: str, width: int, parameters: float, tmp_path: Path
 ) -> None:
-    """As many billions of parameters as their makers say."""
+    """The number of parameters, in billions, is the published one."""
     spec = load_spec(make_checkpoint(name, tmp_path))
     assert isinstance(spec, InternVLSpec)
     assert (spec.embedding_width, spec.vocab_size) == (width, 151674)
@@ -159,7 +159,7 @@ def test_real_tile_models_have_their_sizes_and_token_ids(
 def test_families_of_tiny_ones_have_their_sizes(
     name: str, tokens: int, parameters: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many tokens in a screenshot, and billions of parameters, as their makers say."""
+    """The image tokens of a screenshot and the parameters, in billions, are the published ones."""
     spec = load_spec(make_checkpoint(name, tmp_path))
     grid = spec.recipe(1080, 1920, spec.pixel_bounds).grid
     assert spec.num_tokens(grid) == tokens

@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CHATS, ROUNDS, ABREAST = 12, 4, 2
 IMAGES = CHATS * ROUNDS
-"""Each round of each chat shows a new one, and all before it again."""
+"""Each round of each chat adds a new image, and repeats all earlier ones."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A run on real servers. `encoded_by`: images, by each of them."""
+    """Measurements of real servers. `encoded_by`: number of images that each server encoded."""
 
     trace: Replay
     profile: Profile
@@ -73,7 +73,7 @@ def measure(router: Server, workers: Sequence[Server], path: Path, seed: int) ->
 
 
 def test_with_affinity_each_server_encodes_as_simulated(tmp_path: Path) -> None:
-    """Of every call as many tokens are found, too."""
+    """The number of cached tokens of each call is the same too."""
     with ExitStack() as stack:
         workers = [stack.enter_context(serving("demo", tmp_path)) for _ in range(2)]
         router = stack.enter_context(routing(workers, tmp_path))

@@ -1,4 +1,4 @@
-"""`saccade bench limits`: what it counts as the least work is what checkpoints hold."""
+"""`saccade bench limits`: its lower bound of the work matches the checkpoints."""
 
 from __future__ import annotations
 

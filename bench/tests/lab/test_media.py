@@ -1,5 +1,5 @@
-"""`saccade bench media` measures the real path: its bytes are exact, its stages make up the whole,
-and a seen picture ships nothing.
+"""`saccade bench media` measures the real path: its byte counts are exact, its stages add up to the
+total, and a repeated image sends no pixels.
 """
 
 from __future__ import annotations

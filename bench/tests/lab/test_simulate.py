@@ -82,14 +82,14 @@ def machine(**changes: object) -> Machine:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # A replay has the requests alone, without what a server computes ahead of them.
+    # A replay contains only the requests, not what a server computes in advance.
     alone = "--tune", "prepare_next=false"
     with serving("demo", tmp_path_factory.mktemp("server"), *alone) as server:
         yield server
 
 
 def measure(server: Server, path: Path, sessions: int, together: int) -> Path:
-    """An 8-round chat with a new picture a round, by `bench serve`."""
+    """Measure 8-round chats with a new image in each round by `bench serve`."""
     bench_serve(
         Bench(
             target=TargetOptions(base_url=server.url),
@@ -143,7 +143,7 @@ def test_a_replayed_chat_hits_exactly_what_was_hit(
     assert check.encoded == (8 * sessions, 8 * sessions)
     print(
         f"TTFT: mean error {check.ttft_error:+.1%}"
-    )  # a machine with other things to do says nothing about it
+    )  # not asserted, because other processes may be using the CPU
 
 
 def test_a_run_without_its_questions_cannot_be_replayed(tmp_path: Path, server: Server) -> None:
@@ -211,7 +211,7 @@ def test_an_embedding_comes_back_from_disk() -> None:
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_kv_that_left_the_device_comes_back(tier: str) -> None:
-    """As much is found as on a device with room for all."""
+    """As many tokens are found as on a device with enough space for all of them."""
     wanted = replace(SMALL, trace="chat", rate=0.05, think_time=60.0, num_prompts=48, tenants=2)
     room = 1 << 40
     tiers = PageTierConfig(disk_bytes=room * (tier == "disk"), host_bytes=room * (tier == "host"))
@@ -270,7 +270,7 @@ def test_affinity_sends_a_chat_and_a_picture_to_one_replica() -> None:
 
 
 def test_calls_go_where_the_router_would_send_them() -> None:
-    """By names, digests and loads, as `saccade.plugins.route` has them."""
+    """The simulator ranks servers by names, digests and loads, as `saccade.plugins.route` does."""
     call = Synthetic(SMALL, H200.machine).call(0, 0)
     key = call.pictures[0].image.key.digest
     first, second, third = rank((key,), NAMES, {})

@@ -1,4 +1,4 @@
-"""The scripted server that a chat's tests use too."""
+"""The scripted server that the chat tests use too."""
 
 from __future__ import annotations
 

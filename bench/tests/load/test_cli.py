@@ -32,12 +32,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_every_measuring_command_is_there_where_nothing_is_installed() -> None:
-    """`python -m saccade_bench` has no entry points to go by."""
+    """`python -m saccade_bench` has no entry points to find commands by."""
     assert {command.name[0] for command in program.COMMANDS} == {*MEASURING}
 
 
 def parsed(app: App, line: str) -> dict[str, Any]:
-    """What a command line would call its command with."""
+    """Return the arguments that a command line would pass to its command."""
     _, bound, _ = app.parse_args(line.split(), exit_on_error=False, print_error=False)
     return dict(bound.arguments)
 
@@ -139,7 +139,7 @@ def test_an_eval_that_cannot_work_is_refused(line: str) -> None:
 
 @pytest.mark.slow
 def test_benchmarks_are_started_as_their_readme_says() -> None:
-    """From the root of the repository, with no path set."""
+    """They are started from the root of the repository, without PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-m", "saccade_bench.generate", "--help"]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)

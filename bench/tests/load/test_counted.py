@@ -1,4 +1,4 @@
-"""How far a long command is, where nobody watches a bar."""
+"""The progress of a long command when its output is not a terminal."""
 
 from __future__ import annotations
 

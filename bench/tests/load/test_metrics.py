@@ -1,4 +1,4 @@
-"""Metrics are read from any server's page."""
+"""Metrics are read from the page of any server."""
 
 from __future__ import annotations
 

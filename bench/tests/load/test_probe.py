@@ -75,7 +75,7 @@ def test_every_request_is_kept_and_drawn(server: ScriptedServer, tmp_path: Path)
 
 
 def test_memory_is_that_of_the_process_that_listens(server: ScriptedServer) -> None:
-    """The scripted server runs in this very process."""
+    """The scripted server runs in this process."""
     memory = run(server, resolutions=("32x32",), max_images=1)[0].memory
     assert memory is not None
     assert 50e6 < memory < 4e9, f"of process {os.getpid()}"

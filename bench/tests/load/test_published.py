@@ -53,7 +53,7 @@ server._server.run()
 
 
 def words_of(row: PublishedRow) -> dict[str, str]:
-    """The options of a published command with their values."""
+    """Return the options of a published command with their values."""
     words = shlex.split(row.command)
     return {a: b for a, b in pairwise(words) if a.startswith("--") and not b.startswith("--")}
 
@@ -230,7 +230,7 @@ def test_a_line_has_both_figures_and_their_ratio() -> None:
 
 
 def test_texts_reach_the_server_in_order(server: ScriptedServer) -> None:
-    """vLLM's client sends text before images, so that prompts share their beginning."""
+    """vLLM's client sends text before images, so that prompts have a common prefix."""
     (row,) = chosen(("hash-off-scheduler",))
     assert not run_row(
         row, TargetOptions(base_url=server.url), PublishedOptions(quick=True), cli.parsed

@@ -52,8 +52,8 @@ TRACE = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two labels, in turns, three times: chats of three rounds, and single requests at two
-    concurrencies; one traced, one failing.
+    """Measure two labels alternately, three times each: chats of three rounds, and single requests
+    at two concurrencies, one of them with traces and one with failures.
     """
     path = tmp_path_factory.mktemp("results") / "runs.jsonl"
     with (
@@ -83,7 +83,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of them."""
+    """Create a report of the results."""
     return report([results], ReportOptions(output=tmp_path_factory.mktemp("report")))
 
 
@@ -109,7 +109,7 @@ def measure(
 
 
 class Page(HTMLParser):
-    """What a browser would fetch, and what it would show."""
+    """The URLs that a browser would fetch, and the text that it would show."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -214,8 +214,8 @@ def test_a_server_beside_itself_shows_no_difference() -> None:
 
 @pytest.mark.slow
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """95 % of intervals of a median of 40 normal values; of 100, between 88 and 100 are
-    expected.
+    """Intervals are for 95 % of medians of 40 normal values. Of 100 intervals, between 88 and 100
+    should contain the true median.
     """
     dice = np.random.default_rng(1)
     hits = 0
@@ -280,7 +280,9 @@ def test_without_a_trace_time_is_split_as_seen_from_outside() -> None:
 
 
 def test_a_picture_cannot_take_longer_than_the_request_it_is_in() -> None:
-    """A picture that another request had begun to encode may report more than this one waited."""
+    """For an image whose encoding another request started, the trace may report more time than this
+    request waited.
+    """
     trace = {
         "images": [{"ms": {"decode": 30.0, "encode": 70.0}}],
         "ms": {"prepared": 1.0, "first_token": 11.0, "total": 11.0},

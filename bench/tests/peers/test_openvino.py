@@ -1,4 +1,4 @@
-"""The peer around OpenVINO GenAI, without its environment, which no test brings."""
+"""The server for OpenVINO GenAI, without OpenVINO's environment, which tests do not install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of servers beside each other."""
+"""Tables that compare servers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`saccade prove` finds what is planted in a server, and nothing in ours.
+"""`saccade prove` finds the errors that a test server has, and none in Saccade.
 
-The faults are those of `tests/tools/faulty.py`, in front of a real server that reads the images.
+The errors are implemented by `tests/tools/faulty.py`, in front of a real server that reads the
+images.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model, and an adapter of its first layer's queries."""
+    """Serve the demo model with an adapter of its first layer's queries."""
     logs, folder = tmp_path_factory.mktemp("adapted"), tmp_path_factory.mktemp("adapter")
     spec = load_spec(DEMO)
     name = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_"
@@ -104,9 +105,11 @@ PLANTED: list[tuple[str, Fault, bool]] = [
     ("many", Fault(by_bytes, slots=8), False),
     ("many", Fault(by_bytes, shared=True), False),
 ]
-"""By the case that finds it; False: slow, since others are looked for in the same way."""
+"""(case that finds the error, error, False for a slow test). Slow cases find their errors in the
+same way as others.
+"""
 CLEAN = {"plain": "shape", "order": "sampled", "many": "order"}
-"""A case that finds nothing in the same double; else that of order."""
+"""For each case, another case that finds no error in the same server. The default is "order"."""
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_twins_differ_where_they_should_and_nowhere_else() -> None:
 
 
 def _data(encoded: bytes) -> bytes:
-    """The compressed pixels of a PNG."""
+    """Return the compressed pixels of a PNG."""
     at, found = 8, b""
     while at < len(encoded):
         length = int.from_bytes(encoded[at : at + 4], "big")

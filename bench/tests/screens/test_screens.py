@@ -1,4 +1,4 @@
-"""The drawn desktop: what an event changes, in tiles, for each family."""
+"""The drawn desktop: the tiles that an event changes, for each family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEW = {
     "MiniCPM-V 4.6": (2080, 7200),
     "DeepSeek-VL2": (2 * 729, 7 * 729),
 }
-"""Rows of new tiles, the whole image's included: of a caret, and of a page that scrolls."""
+"""Rows of new tiles, including the whole image's: for a caret, and for a page that scrolls."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""The soak notices a wrong answer and a status that is not expected, and sees this process."""
+"""The soak test detects a wrong answer and an unexpected status, and measures this process."""
 
 from __future__ import annotations
 

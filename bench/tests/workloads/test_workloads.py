@@ -1,4 +1,6 @@
-"""The published workloads: what they send is what they say, and each server's counts are told."""
+"""The published workloads: they send the documented requests, and the counts of each server are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SMALL = WorkloadSize(users=1, turns=6, counts=(1, 3), resolution=(64, 32), words
 
 
 def requests(workload: str, size: WorkloadSize, seed: int = 0) -> list[list[Sent]]:
-    """Every request of each of a workload's groups, answered."""
+    """Return all requests of each of a workload's groups, sending an answer to each."""
     found = []
     for _, make in groups(workload, size):
         conversation = make(seed)

@@ -1,6 +1,6 @@
 """Convert OpenAI's request bodies to `GenerationRequest`s: chats, texts, and prompts to count.
 
-`fields.py` has the bodies' schemas. This module checks what a schema cannot express.
+`fields.py` has the bodies' schemas. This module has the checks that a schema cannot express.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, 
 def read_completion(
     body: bytearray, context_length: int
 ) -> tuple[list[GenerationRequest], Reply, TextPrompt]:
-    """Read the body of a text completion. Returns one request per prompt. Raises as `read_chat`
-    does.
+    """Read the body of a text completion. Returns one request per prompt. Raises InvalidRequest
+    that names the field.
     """
     request = COMPLETION.read(body, context_length)
     return completion_requests(request, context_length), request.reply, request.text
@@ -67,8 +67,8 @@ def read_completion(
 def read_tokenize(
     body: bytearray, context_length: int
 ) -> tuple[GenerationRequest, Reply, Counting]:
-    """Read the prompt to count: a chat if the body has messages, else a text. Raises as `read_chat`
-    does.
+    """Read the prompt to count: a chat if the body has messages, else a text. Raises InvalidRequest
+    that names the field, or if there are several prompts.
     """
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
@@ -84,7 +84,9 @@ def read_tokenize(
 
 
 def read_detokenize(body: bytearray, context_length: int) -> Tokens:
-    """Read the token ids to decode. Raises as `read_chat` does."""
+    """Read the token ids to decode. Raises InvalidRequest for a malformed body or too many
+    tokens.
+    """
     tokens = DETOKENIZE.read(body, context_length).tokens
     if len(tokens.tokens) > context_length:
         raise too_long("tokens", f"{len(tokens.tokens)} tokens", context_length)

@@ -36,7 +36,7 @@ class PromptTokensDetails(Struct):
     cache_write_tokens: int = 0
     image_tokens: int = 0
     video_tokens: int | UnsetType = UNSET
-    """Tokens that stand for videos. Absent without videos."""
+    """Tokens that represent videos. Absent without videos."""
     cached_tokens_by_tier: dict[Tier, int] | UnsetType = UNSET
     """Where the cached tokens were: device, host, disk. Absent if all were on the device."""
     prepared_tokens: int | UnsetType = UNSET
@@ -67,7 +67,7 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """The tokens of one request. The prompt counts once, whatever `n` is."""
+    """The tokens of one request. The prompt counts once for any `n`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -233,7 +233,7 @@ class MissReason(Struct):
 
     type: CacheMissReason
     """Why the cache missed. An earlier prompt continued differently, an image changed size, or the
-    cached data has gone.
+    cached data was evicted.
     """
     place: str
     """The part of the request where the difference begins."""
@@ -319,8 +319,8 @@ class TokenText(Struct):
 class ChoiceReply:
     """One choice, collected from its updates.
 
-    Log-probabilities are encoded as they arrive, because encoding those of many answers at once
-    would block the event loop.
+    Log-probabilities are encoded as they arrive, because encoding all of them at once would block
+    the event loop.
     """
 
     def __init__(self, shape: Shape, choice: int) -> None:
@@ -347,7 +347,7 @@ class ChoiceReply:
 class UsageCounter:
     """Counts tokens for `usage`.
 
-    A prompt counts once, whatever `n` is. Its cached tokens are those that its first answer found.
+    A prompt counts once for any `n`. Its cached tokens are those that its first answer found.
     """
 
     def __init__(
@@ -587,8 +587,8 @@ class TextShape:
 def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
     """Return the likeliest tokens by their text, the best first.
 
-    Tokens may have the same text, because part of a character has no text of its own. Of these,
-    only the best is returned.
+    Tokens may have the same text, because part of a character has no text. Of these, only the best
+    is returned.
     """
     found: dict[str, float] = {}
     for token, logprob in top:

@@ -40,7 +40,7 @@ class ImageCost(Struct):
     place: str
     """The part of the request, such as messages[0].content[1]."""
     digest: str
-    """blake3 of the image's bytes, in hexadecimal. For a region, that of the whole image."""
+    """blake3 of the image's bytes, in hexadecimal. For a region, the digest of the whole image."""
     format: str
     """The image's type, according to its bytes."""
     bytes: int
@@ -50,7 +50,7 @@ class ImageCost(Struct):
     resized: Size
     """The size that the model sees."""
     tokens: int
-    """Tokens that stand for the image."""
+    """Tokens that represent the image."""
     region: tuple[int, int, int, int] | UnsetType = UNSET
     """The shown part, as [x0, y0, x1, y1]. Absent for the whole image."""
 
@@ -89,8 +89,8 @@ class ImageTimes(Struct):
 class ImageStarts(Struct, omit_defaults=True):
     """When each stage of an image started, in milliseconds after the request's arrival.
 
-    Negative if an earlier request started the stage, or if it started while the request's body
-    arrived. Absent if the stage was skipped.
+    A time is negative if an earlier request started the stage, or if it started while the request's
+    body arrived. It is absent if the stage was skipped.
     """
 
     fetch: float
@@ -126,7 +126,7 @@ class TilesTrace(Struct):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """Where one image was found, and what it cost."""
+    """The cache hit or misses of one image, and its cost."""
 
     found: Level
     tier: Tier | UnsetType = UNSET  # tier of the embedding, if that was found
@@ -226,7 +226,7 @@ class RequestTimes(Struct):
 
 
 class CacheTrace(Struct, omit_defaults=True):
-    """What the prefix cache had of a request's prompt, and what it keeps."""
+    """The cached tokens of a request's prompt, and the tokens that are now pinned."""
 
     cached_tokens: int
     tiers: dict[Tier, int] = {}  # cached tokens by tier
@@ -251,4 +251,4 @@ class Trace(Struct):
     videos: Sequence[VideoTrace] | UnsetType = UNSET  # one entry per video
     # draft tokens of the answers, one entry per source
     guesses: Sequence[DraftCounts] | UnsetType = UNSET
-    ahead: AheadReport | UnsetType = UNSET  # what was precomputed for a request of a session
+    ahead: AheadReport | UnsetType = UNSET  # the precomputed tokens for a request of a session

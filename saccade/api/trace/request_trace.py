@@ -24,10 +24,10 @@ class TimelineRecorder(Protocol):
     """Receives the timelines of finished requests, for example to export them."""
 
     def record(self, journey: RequestTimeline) -> None:
-        """Receive a timeline. Called on the event loop, so it must not block."""
+        """Receive a timeline. It is called on the event loop, so it must not block."""
 
     def close(self) -> None:
-        """Finish pending work. Called once, in any thread."""
+        """Finish pending work. It is called once, in any thread."""
 
 
 class Journeys:

@@ -113,7 +113,7 @@ class Tracer:
         return Counter(found.level for found in self._found)
 
     def legs(self) -> Iterator[Leg]:
-        """Yield the request's spans, including those of at most `MAX_TRACED_IMAGES` images."""
+        """Yield the request's spans, including spans of at most `MAX_TRACED_IMAGES` images."""
         yield Leg("prepare", self._arrival, self._ready)
         named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
         for image, place in named[:MAX_TRACED_IMAGES]:

@@ -185,8 +185,8 @@ class TowerShape(Protocol):
 class BaseSpec:
     """The part of `core.family.FamilySpec` that most families share.
 
-    A family adds `kv_spec` and `cuts`, and narrows the types of fields. By default, positions of
-    image tokens are counted like those of text tokens.
+    A family adds `kv_spec` and `cuts`, and narrows the types of fields. By default, image tokens
+    have positions like text tokens.
     """
 
     family: str

@@ -93,7 +93,7 @@ def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
 
 
 def read_heads(text: Section) -> tuple[int, int]:
-    """Return the number of query heads, and that of key/value heads. Raises CheckpointError."""
+    """Return the numbers of query heads and of key/value heads. Raises CheckpointError."""
     heads = text.count("num_attention_heads")
     kv_heads = text.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -179,7 +179,7 @@ def experts_config(text: Section) -> ExpertsConfig:
 def read_rope(text: Section, *kinds: str) -> Section:
     """Return the rotary embedding's section, after checking its type.
 
-    `kinds` are the supported types, by default those of Qwen-VL. Raises CheckpointError for others.
+    `kinds` are the supported types. The defaults are Qwen-VL's. Raises CheckpointError for others.
     """
     kinds = kinds or ("default", "mrope")
     rope = rope_section(text)

@@ -1,6 +1,6 @@
 """Specs of models with multimodal rotary positions (time, row and column), as in Qwen-VL.
 
-The formulas are those of `get_rope_index` in transformers, and are tested against it. Runs without
+The formulas are from `get_rope_index` in transformers, and are tested against it. Runs without
 torch.
 """
 

@@ -76,8 +76,8 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
     Raises CheckpointError.
     """
     first = variant == "qwen2_vl"
-    # In Qwen2-VL, the vision encoder's hidden size is `embed_dim`, and `hidden_size` is that of the
-    # language model.
+    # In Qwen2-VL, the vision encoder's hidden size is `embed_dim`, and `hidden_size` is the
+    # language model's.
     hidden = vision.count("embed_dim", default=1280) if first else vision.count("hidden_size")
     heads = vision.count("num_heads", "num_attention_heads", default=16)
     if hidden % heads or hidden // heads % 4:

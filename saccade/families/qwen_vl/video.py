@@ -1,8 +1,8 @@
 """Video preprocessing of Qwen-VL: sampling of frames, their sizes, timestamps, prompt text and
 positions.
 
-The formulas are those of transformers' video processors for Qwen2-VL (which Qwen2.5-VL uses) and
-for Qwen3-VL (which Qwen3.5 uses), and are tested against them. If a checkpoint has no video
+The formulas are from transformers' video processors for Qwen2-VL (also used by Qwen2.5-VL) and for
+Qwen3-VL (also used by Qwen3.5), and are tested against them. If a checkpoint has no video
 configuration, frames have at most 768 tokens each, as in qwen-vl-utils.
 
 Two details differ from transformers 5, and are as in training, in transformers 4 and in vLLM. A

@@ -99,7 +99,7 @@ class FoldedPatchEmbed:
     For still images, whose frames are equal, the matrix's slices for the frames are added up. For
     two different frames of a video, another matrix has the slices separately.
 
-    The input is bytes minus 128, which bfloat16 represents exactly and which keeps products small.
+    The input is bytes minus 128. bfloat16 represents these values exactly, and products stay small.
     The constant part of the normalization is added in float32.
     """
 
@@ -284,8 +284,8 @@ def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np
 
 
 def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return an order [M] of merged tokens in which those of each window are consecutive, and the
-    windows' lengths in patches. `window` is the side of a window in merged tokens.
+    """Return an order [M] of merged tokens that groups the tokens of each window, and the windows'
+    lengths in patches. `window` is the side of a window in merged tokens.
 
     Windows of equal length are consecutive, so that one batched call computes their attention.
     """

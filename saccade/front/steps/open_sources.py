@@ -1,6 +1,6 @@
 """The step that checks and opens a request's images and videos.
 
-Opening a video yields the text around its frames, which is added to the prompt. Decoding comes
+Opening a video yields the text around its frames, which is added to the prompt. Images are decoded
 later.
 """
 

@@ -18,7 +18,7 @@ from saccade.kernels import device
 from saccade.kernels.matrix import FP8, MAX_UNQUANTIZED_ROWS, Fp8Experts, Fp8Matrix, Fp8Rows
 
 LARGEST = 448.0
-"""The largest value. Larger ones are clamped to it, as the format has no infinity."""
+"""The largest value. Larger ones are clamped to it because the format has no infinity."""
 BLOCK = 128
 """Rows and columns of weight blocks with one scale, as scaled matmuls require, and inputs per scale
 of the quantised rows.

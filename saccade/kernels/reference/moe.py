@@ -65,7 +65,7 @@ class StackedExperts(NamedTuple):
 def route(logits: torch.Tensor, top: int) -> Routes:
     """Return each row's `top` experts by router logits [T, E]. Their shares sum to 1.
 
-    As in transformers' `Qwen3VLMoeTextTopKRouter`.
+    This is the routing of transformers' `Qwen3VLMoeTextTopKRouter`.
     """
     shares, experts = logits.softmax(-1, dtype=torch.float32).topk(top, dim=-1)
     shares /= shares.sum(-1, keepdim=True)
@@ -95,7 +95,8 @@ def expert_mlp(
     gate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return [T, H]: for each row of x [T, H], the sum of its experts' outputs, weighted by
-    `shares` [T, K], the routing weights. Only the experts in `visits`, those of this rank, count.
+    `shares` [T, K], the routing weights. Only the experts in `visits`, which this rank has, are
+    included.
     """
     order = visits.order
     if not order:

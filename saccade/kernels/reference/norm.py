@@ -25,7 +25,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `rms_norm` with PyTorch's own function, whatever the size."""
+    """Compute `rms_norm` with PyTorch's own function, for any size."""
     if weight.dtype != x.dtype:
         return whole_rms_norm(x.float(), weight, eps).to(x.dtype)
     if weight.dim() == 1:

@@ -85,7 +85,7 @@ def later(find: Callable[[], Callable[P, R]]) -> staticmethod[P, R]:
 
 
 class Ops:
-    """PyTorch's operations. Stateless, so that networks can share an instance.
+    """PyTorch's operations. An instance has no state, so networks can share it.
 
     Other backends derive from this class and override operations with functions of the same
     signature.

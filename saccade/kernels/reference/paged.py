@@ -104,7 +104,7 @@ class AttentionBackend(Protocol):
     """
 
     def plan(self, rows: PagedRows) -> None:
-        """Prepare for a step's rows. Called once, before the first layer.
+        """Prepare for a step's rows. It is called once, before the first layer.
 
         Captured graphs include this call.
         """
@@ -118,7 +118,7 @@ class AttentionBackend(Protocol):
 class ReferenceAttention:
     """Attention row by row in float32, which is the reference for tests of other backends.
 
-    Only runs on a CPU, because the host reads the rows' offsets.
+    It only runs on a CPU, because the host reads the rows' offsets.
     """
 
     def __init__(self, shape: PagedShape) -> None:

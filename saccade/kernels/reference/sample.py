@@ -153,7 +153,7 @@ def sample_among(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample a token [D] for each row of `scaled` [D, V] from its `size` top tokens.
 
-    Also returns [D] whether these include all candidates. Otherwise the token is meaningless.
+    It also returns [D] whether these include all candidates. Otherwise the token is meaningless.
 
     limits [D]: LIMIT, at most V. columns: float32 [D, COLUMNS]. points [D]: uniform numbers.
     """
@@ -165,7 +165,7 @@ def sample_among(
     of_all = SMALL_LIMIT < size < vocab
     probs = torch.softmax(scaled, -1).gather(1, order) if of_all else torch.softmax(best, -1)
     mass = probs.sum(dim=-1, keepdim=True)
-    # min-p is applied first, as top-p is relative to the mass that it keeps.
+    # min-p is applied first because top-p is relative to the mass that it keeps.
     nucleus = (floor == 0.0) & (mass > share + ROUNDING)
     cut = few | nucleus | (probs[:, -1:] < floor * probs[:, :1])
     whole = ~few & (floor == 0.0) & (share >= 1.0)

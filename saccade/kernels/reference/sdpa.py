@@ -229,7 +229,7 @@ class SdpaAttention:
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
     ) -> torch.Tensor:
         """Return one sequence's keys or values [1, Hkv, K, D], from kv slot `first` on."""
-        # One call instead of four for slicing and transposing, as this runs twice per layer,
+        # One call replaces four for slicing and transposing, because this runs twice per layer,
         # sequence and token.
         start = cache.storage_offset() + first * self._strides[2]
         return cache.as_strided(shape, self._strides, start)

@@ -5,10 +5,10 @@ The reference is `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's
 bicubic, bilinear or Lanczos interpolation on uint8, which
 `torchvision.transforms.v2.functional.resize` calls. (Lanczos requires torchvision 0.27. With
 earlier versions and on GPUs, transformers' `TorchvisionBackend.resize` uses bicubic instead.) If a
-processor supports only Pillow's resizing, Saccade uses Pillow too. The conversion to RGB is that of
-transformers' image processors: transparency (an alpha channel or a tRNS chunk) is blended over
-white. (transformers' `load_image(url)` drops the alpha channel instead.) JPEG's draft mode, which
-decodes at a reduced size, is not used because it would change pixels.
+processor supports only Pillow's resizing, Saccade uses Pillow too. The conversion to RGB is the
+same as in transformers' image processors: transparency (an alpha channel or a tRNS chunk) is
+blended over white. (transformers' `load_image(url)` drops the alpha channel instead.) JPEG's draft
+mode, which decodes at a reduced size, is not used because it would change pixels.
 
 Pillow decodes all images except RGB and grayscale JPEG and 8-bit RGB(A) PNG. simplejpeg and libspng
 decode these to the same pixels in less time. Later steps (orientation, color conversion, the

@@ -84,7 +84,9 @@ VIDEO_STARTS = {
     b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "Windows Media",
 }
 NETPBM = re.compile(rb"P[1-6f]\s+(\d|#)")
-"""The pattern includes what follows the magic number, since "P1" alone could also start a text."""
+"""The pattern includes the characters after the magic number, since "P1" alone could also start a
+text.
+"""
 
 
 def probe(data: Encoded, max_pixels: int) -> Probe:
@@ -269,8 +271,8 @@ REDUCERS: dict[str, Callable[[Encoded], bytes]] = {
     "AVIF": _all_bytes,
     "HEIF": _all_bytes,
 }
-"""Functions that reduce a file to what Pillow needs for the header. This bounds the time of
-Pillow's parsers, which are Python loops, for a file that consists of headers. AVIF and HEIF files
-are not
+"""Functions that reduce a file to the parts that Pillow needs for the header. This bounds the time
+of Pillow's parsers, which are Python loops, for a file that consists of headers. AVIF and HEIF
+files are not
 reduced: libavif and libheif give up early on such files, and the worker has a time limit.
 """

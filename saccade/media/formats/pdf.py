@@ -25,7 +25,7 @@ from saccade.core.recipe import PageDrawing
 from saccade.media.reasons import Unreadable
 
 MAX_TEXT = 1 << 18
-"""Maximum characters of a page's text: a hundred times those of a full page."""
+"""Maximum characters of a page's text: a hundred times a full page."""
 MAX_SIDE = 1e6
 """Maximum height and width of a page in points: 350 meters."""
 PNG_LEVEL = 1

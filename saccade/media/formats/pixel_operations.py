@@ -108,7 +108,7 @@ class OwnModule(Protocol):
 
 def own_module(own: OwnPixels) -> OwnModule:
     """Import the module of a family's operation. Raises ImportError if it is missing."""
-    from saccade.families.registry import find_family  # imported here as most families need none
+    from saccade.families.registry import find_family  # imported here: most families need none
 
     family = find_family(own.family)
     if family.pixels is None:

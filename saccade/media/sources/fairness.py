@@ -84,11 +84,11 @@ class Ticket:
 
 
 class FairPermits:
-    """A semaphore with `places` permits, of which one client can hold at most `per_client` and one
+    """A semaphore with `places` permits. One client can hold at most `per_client` of them, and one
     request at most `per_request`.
 
-    A free permit goes to the client that holds the fewest, and among its requests to the one that
-    holds the fewest. Ties are FIFO.
+    A free permit goes to the client that holds the fewest, and among its requests to the request
+    that holds the fewest. Ties are FIFO.
     """
 
     def __init__(self, places: int, per_client: int, per_request: int) -> None:

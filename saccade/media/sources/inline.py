@@ -45,7 +45,9 @@ class InlineBytes:
     max_image_bytes: int
 
     async def decode_url(self, url: str) -> bytes:
-        """Decode a data: URL. Raises the errors of `decode`."""
+        """Decode a data: URL. Raises ImageError if it is not base64, and TooLarge if it exceeds
+        `max_image_bytes`.
+        """
         comma = url.find(",", 0, 512)
         if comma < 0:
             raise ImageError(

@@ -26,8 +26,8 @@ class _Seat:
     reserved: int = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Reserve `nbytes` in total for this requester. Raises the errors of
-        `MemoryBudget.reserve`.
+        """Reserve `nbytes` in total for this requester. Raises Overloaded if the budget is
+        currently used up, and TooLarge if the bytes exceed the entire budget.
         """
         if nbytes != self.reserved:
             self.requester.budget.reserve(nbytes - self.reserved)
@@ -91,8 +91,8 @@ class SingleFlight:
         """Wait for the read of `key`, which `bring` starts if none is in progress. The bytes stay
         reserved in the requester's budget.
 
-        A read is cancelled only when its last requester has been cancelled. Raises the errors of
-        `bring` and `MemoryBudget.reserve`.
+        A read is cancelled only when its last requester has been cancelled. Raises Overloaded or
+        TooLarge if the bytes exceed the requester's budget, and the exceptions of `bring`.
         """
         flight = self._flights.get(key)
         if flight is None:

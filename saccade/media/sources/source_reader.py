@@ -158,7 +158,9 @@ class SourceReader:
         return await self.with_header(await self.fetch(url, salt, requester), requester, video)
 
     async def fetch(self, url: Address, salt: str, requester: Requester) -> Fetched:
-        """Read a source's bytes and their digest. Raises the errors of `read_source`."""
+        """Read a source's bytes and their digest. Raises ImageError, NotFound or TooLarge, and
+        Overloaded if the budget is used up or the request has waited too long in a queue.
+        """
         begun = time.monotonic()
         data = await self._bytes(url, salt, requester)
         fetched = time.monotonic()

@@ -21,7 +21,9 @@ class UploadedFiles(Protocol):
     """All uploaded files. `owner` is the name of a client's API key."""
 
     async def find(self, id: str, owner: str = "") -> Upload:
-        """Return the upload with this id. Raises NotFound, also for another owner's."""
+        """Return the upload with this id. Raises NotFound if there is none, or if it belongs to
+        another owner.
+        """
         ...
 
     async def find_content(self, name: str, owner: str = "") -> str | None:

@@ -35,7 +35,7 @@ BYTES_PER_PIXEL = {
     VIDEO: 64,
 }
 """Maximum memory for decoding, per pixel of the source, by format or by format and mode. Values are
-slightly above what was measured. JPEG is measured with progressive 4:4:4 images. libwebp and Pillow
+slightly above the measurements. JPEG is measured with progressive 4:4:4 images. libwebp and Pillow
 hold five copies of a WebP image. A video decoder holds up to sixteen reference frames.
 """
 THREADS = {"HEIF": 1024}
@@ -53,7 +53,7 @@ started.
 """
 
 OVERTAKEN = 8
-"""How many times a job that waits for memory can be overtaken by smaller jobs that fit."""
+"""How many times smaller jobs can overtake a job that waits for memory."""
 
 _numbers = itertools.count()
 Key = TypeVar("Key", bound=Hashable)

@@ -5,8 +5,8 @@ Concurrent requests of one tenant for the same bytes share one read. An order co
 tenant only.
 
 Bytes that crashed a worker, or made it exceed a limit, are rejected for a while without trying them
-again (`RefusedBytes`). This is recorded per tenant, because a compromised worker may lie about
-other bytes.
+again (`RefusedBytes`). This is recorded per tenant, because a compromised worker may report wrong
+metadata for other bytes.
 """
 
 from __future__ import annotations

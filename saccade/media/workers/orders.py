@@ -20,7 +20,7 @@ HEADER_BYTES = 512 << 20
 VIDEO_CPU_SECONDS = 4.0
 """Maximum CPU time for listing a video's packets. A file of 28 MB takes 20 ms."""
 HEADER_CPU_SECONDS = 0.25
-"""Maximum CPU time for reading a header: a hundred times what any camera's images take."""
+"""Maximum CPU time for reading a header: a hundred times the time for any camera's images."""
 
 KEPT_BYTES = 64 << 20
 """Freed memory up to this size is kept for the next job, because zeroing new pages in the kernel

@@ -356,7 +356,7 @@ class DecodePool:
 
 
 class EarlyPixels(Protocol):
-    """An image whose decode was started before the engine asked for it."""
+    """An image whose decode was started before the engine requested it."""
 
     async def write_to(self, target: memoryview, job: Job) -> bool:
         """Wait for the pixels of `job`, and write them. Returns False if there are none."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1, 1 << 2
 """The flag keeps speculative execution enabled. Before Linux 5.16, a filter disabled it to protect
-secrets, of which this process has none.
+secrets. This process has none.
 """
 CAPABILITY_VERSION_3 = 0x20080522
 
@@ -162,7 +162,7 @@ def _limit(memory: int, threads: bool) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Drop all capabilities, including that of raising hard limits. Raises OSError."""
+    """Drop all capabilities, including the one to raise hard limits. Raises OSError."""
     head = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
     _check(libc.syscall(syscall_table().capset, head, bytes(24)))
 

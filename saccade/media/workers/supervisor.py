@@ -127,7 +127,7 @@ class Outbox:
 
     @property
     def pixels(self) -> Bytes:
-        """The memory as bytes. Only what `make_room` has allocated may be accessed."""
+        """The memory as bytes. Only memory that `make_room` has allocated may be accessed."""
         return np.frombuffer(self._memory, np.uint8)
 
 
@@ -360,7 +360,7 @@ class Supervisor:
         self, worker: ImageWorker, order: Decode | ReadDocument, start: int, end: int
     ) -> None:
         """Copy from a worker's outbox to its inbox. The data must not pass through this process's
-        own memory, which workers that are forked later inherit. So it is copied by the kernel.
+        own memory, because workers that are forked later inherit it. So it is copied by the kernel.
         """
         assert worker.outbox is not None
         inbox, offset = self._files.inboxes[worker.number], order.answer_at
@@ -451,7 +451,7 @@ class SupervisorFiles:
     def unpack(
         cls, wanted: SupervisorOptions, descriptors: list[int]
     ) -> tuple[SupervisorFiles, int]:
-        """Assign the descriptors to fields. Also returns the pipe for the exit status."""
+        """Assign the descriptors to fields. It also returns the pipe for the exit status."""
         front, lifeline, report, *others = descriptors
         arena = others.pop(0) if wanted.arena_bytes else None
         return cls(wanted, front, lifeline, arena, tuple(others)), report

@@ -67,7 +67,9 @@ limit as CPU time. Otherwise, the worker or the machine was suspended or busy.
 """
 NO_TIME = "the image workers get no CPU time: try again"
 SLACK_BYTES = 128 * MIB
-"""Address space of a worker in addition to what its images need, for the allocator's overhead."""
+"""Address space of a worker in addition to the needs of its images, for the allocator's
+overhead.
+"""
 
 PAGE_BYTES = 4096
 INLINE_BYTES = 1 << 20
@@ -291,7 +293,9 @@ class WorkerSlots:
             ) from error
 
     def settle(self, unsettled: str, tenant: str) -> None:
-        """Assign the bytes of an unsettled tenant to `tenant`."""
+        """Assign workers and bytes to `tenant`, once it is known which tenant `unsettled` stands
+        for.
+        """
         for slot in self._slots:
             if slot.tenant == unsettled:
                 slot.tenant = tenant
@@ -404,8 +408,8 @@ class WorkerSlots:
 
 
 def _readers_of(tenant: str) -> tuple[str, str]:
-    """Return the tenants whose workers may read a tenant's bytes: itself, and the probable tenant
-    of an unsettled one.
+    """Return the tenants whose workers may read a tenant's bytes: the tenant itself, and the
+    probable tenant of bytes whose tenant is not known yet.
     """
     return tenant, tenant.partition(UNSETTLED)[0]
 

@@ -26,7 +26,7 @@ class EditHistory:
         self._sources = context.step(OpenSources)
 
     async def set_readable(self, preparation: Preparation) -> None:
-        """Allow a prompt that exceeds the context, as it may fit once it is shortened."""
+        """Allow a prompt that exceeds the context because it may fit once it is shortened."""
         preparation.readable = READABLE * preparation.context_length
         preparation.kept = 1
 
@@ -63,7 +63,9 @@ class EditHistory:
 
 
 def _names(chat: Chat) -> dict[str, str]:
-    """Return the client's names for calls by ID, as the chat may already have the model's names."""
+    """Return the client's names for calls by ID because the chat may already have the model's
+    names.
+    """
     return {
         call.get("id", ""): call["function"]["name"]
         for message in chat.messages

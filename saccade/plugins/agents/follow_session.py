@@ -1,4 +1,4 @@
-"""Assigns requests to sessions, and learns from earlier requests what the next prompt will be."""
+"""Assigns requests to sessions, and predicts the next prompt from earlier requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FollowSession:
         self._next_prompts: NextPrompts | None = None
 
     async def follow(self, preparation: Preparation) -> None:
-        """Find the session, and learn from what has changed. Chats with videos are not followed."""
+        """Find the session, and learn from its changes. Chats with videos are not followed."""
         request, client = preparation.request, preparation.client
         images = [each for each in preparation.opened if isinstance(each, OpenedImage)]
         if not self._prepares or len(images) < len(preparation.opened):

@@ -36,7 +36,7 @@ from saccade.plugins.agents.sessions import (
 log = logging.getLogger("saccade")
 
 MOST, MAX_OF_CLIENT = 64, 8
-"""Maximum queued prompts in total, and per client, as each keeps its images in memory."""
+"""Maximum queued prompts, in total and per client. Each prompt keeps its images in memory."""
 MAX_BYTES = 64 << 20
 """Maximum bytes of all their images."""
 MIN_TOKENS = 32
@@ -127,7 +127,9 @@ class NextPrompts:
         self._tell()
 
     def take_update(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
-        """Process an update of an answer, and add what was prefilled for its request."""
+        """Process an update of an answer, and add the report of prefilled tokens for its
+        request.
+        """
         if (report := turn.hear(event)) is None:
             return event
         if turn.found is not None:

@@ -2,8 +2,8 @@
 the next one.
 
 Owns the sessions, their trim rules, and the trust in each client, all within limits. A request
-belongs to a session if it contains the session's last answer, and comes from the same client with
-the same salt. Nothing is shared across salts.
+belongs to a session if it contains the session's last answer, and is from the same client with the
+same salt. Nothing is shared across salts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ MAX_ALIKE = 16
 MAX_COMPARED = 64
 """The number of latest messages by which sessions with the same answer are distinguished."""
 GROWN = 1
-"""Requests that only add an image after which a session may be an agent's, so a rule is guessed."""
+"""After this many requests that only add an image, a session may be an agent's, so a rule is
+guessed.
+"""
 
 K = TypeVar("K")
 Tenant = tuple[str, str, str]
@@ -111,7 +113,9 @@ class SessionTurn:
         return self.asked.chat
 
     def hear(self, event: AnswerUpdate) -> AheadReport | None:
-        """Process an update of the answer. The first one returns what had been prefilled."""
+        """Process an update of the answer. The first call returns the report of the prefilled
+        tokens.
+        """
         self.answer += event.parts
         if self.begun:
             return None
@@ -156,7 +160,7 @@ class Sessions:
         opened: Sequence[OpenedImage],
         edited: bool = False,
     ) -> SessionTurn | None:
-        """Find a request's session, or create one, and learn from what has changed.
+        """Find a request's session, or create one, and learn from its changes.
 
         `opened`: the images of the request's chat in order. `edited`: an edit of the request has
         shortened the chat. Returns None if the chat is too long to follow, or has no answers left.
@@ -238,7 +242,9 @@ class Sessions:
                 yield rule.cut((*before, answer), session.coming), rule
 
     def _guesses(self, turn: SessionTurn) -> Sequence[TrimRule]:
-        """Return the rules to try for an agent: its client's last one, or those of known agents."""
+        """Return the rules to try for an agent: its client's last one, or the rules of known
+        agents.
+        """
         session = turn.session
         if session.grown < GROWN:
             return ()

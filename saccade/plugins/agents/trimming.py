@@ -33,7 +33,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """An image that was removed."""
+    """An image that the client removed from the conversation."""
 
     at: Place  # its position in the earlier request
     # the positions of the texts that replace it, or None if its message was removed, too

@@ -56,7 +56,7 @@ def paged_attention(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return ([1, T, Hq, D], None), as attention weights are not computed.
+    """Return ([1, T, Hq, D], None), because attention weights are not computed.
 
     Raises Unservable for features that paged attention does not support.
     """

@@ -1,7 +1,7 @@
-"""What transformers reports about a checkpoint that its own modules will compute.
+"""Information about a checkpoint, for models that run with transformers' own modules.
 
-transformers loads torch, which neither the front nor the engine may import. So it runs in a child
-process (`inspector.py`), which answers questions about the configuration and the processor. The
+transformers reads the configuration and the processor. It loads torch, which neither the front nor
+the engine may import, so it runs in a child process (`inspector.py`) that answers questions. The
 answers are cached in the user's cache directory. Does not import torch.
 """
 
@@ -45,8 +45,8 @@ LARGE_SIZES: tuple[Size, ...] = (
 more than 1.5 times the tokens or bytes of the largest of these.
 """
 LAST_SECONDS = 10.0
-"""The time for the child to exit after it has closed its connection, as transformers' shutdown is
-slow.
+"""The time for the child to exit after it has closed its connection. transformers shuts down
+slowly.
 """
 MAX_SIZES = 4096
 """Maximum sizes that a `SizeTable` caches."""
@@ -65,7 +65,7 @@ class OwnProcessor:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorPixels:
-    """What image workers need (`pixels.py`): the processor, and the tensors that it outputs."""
+    """The input of image workers (`pixels.py`): the processor, and the tensors that it outputs."""
 
     processor: OwnProcessor
     tensors: tuple[PixelTensor, ...]
@@ -116,7 +116,7 @@ class Deepstack:
 
 @dataclass(frozen=True, slots=True)
 class Joints:
-    """What a processor does between an image and its neighbours."""
+    """Rules for the tokens between an image and the text or image next to it."""
 
     spaced: bool = False  # it inserts a space between an image and a word after it
     # the number of tokens that both end an image and start the next, which adjacent images share
@@ -145,7 +145,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known about a model.
+    """The properties of a model.
 
     `images` is None for a text-only model.
     """
@@ -165,19 +165,19 @@ class InspectorBoot:
 
 @dataclass(frozen=True, slots=True)
 class ModelQuestion:
-    """Requests `ModelFacts`."""
+    """A message that requests the `ModelFacts` of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeQuestion:
-    """Requests the `SizeFacts` of an upright image."""
+    """A message that requests the `SizeFacts` of an upright image."""
 
     size: Size
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """The reason for not answering."""
+    """An answer with the reason why a question cannot be answered."""
 
     why: str
 
@@ -228,7 +228,7 @@ class Inspector:
 
 
 class SizeTable:
-    """The `SizeFacts` by size, each requested once. Thread-safe."""
+    """The `SizeFacts` by size. Each is requested once. This class is thread-safe."""
 
     def __init__(self, inspector: Inspector, known: Mapping[Size, SizeFacts]) -> None:
         self._inspector = inspector

@@ -145,20 +145,22 @@ def tower_names(file: GgufFile) -> NamedTensors:
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     ocr = PLACES not in source.sight.file.tensors
     return _seen(source, "GlmOcr" if ocr else "Glm4v", "glm_ocr" if ocr else "glm4v")
 
 
 def see_experts(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a model with experts. Raises CheckpointError."""
+    """Do the same as `see` for a model with experts. Raises CheckpointError."""
     if source.text["use_qk_norm"]:
         raise source.model.refuse("norms of queries and keys do not go with a vision tower")
     return _seen(source, "Glm4vMoe", "glm4v_moe")
 
 
 def _seen(source: Source, name: str, kind: str) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint.
+    """Read the configuration and the other JSON files from the vision encoder's file.
 
     name: the prefix of `ForConditionalGeneration`. kind: the model type.
     """

@@ -42,7 +42,9 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight, tensors = source.sight, source.sight.file.tensors
     source.check_width("mm.2.weight")
     vision = _vision(sight)

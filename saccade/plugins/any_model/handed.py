@@ -78,7 +78,7 @@ class Watch:
         if EMBEDDINGS not in told and found.get("input_ids") is not None:
             if told.keys() & self._images:
                 self.arguments = {n: each for n, each in told.items() if n not in self._images}
-                return  # what it computes from images is only visible in its states
+                return  # the results of its image computation are only visible in its states
             told[EMBEDDINGS] = decoder.get_input_embeddings()(found["input_ids"])
         self.arguments = told
         if self._stop:
@@ -168,7 +168,7 @@ def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
     """Return True if two values differ only by rounding.
 
-    within: the relative tolerance; by default, that of the dtype of `theirs`.
+    within: the relative tolerance; by default, the tolerance of the dtype of `theirs`.
     """
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         if ours.shape != theirs.shape:

@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AfterHead:
-    """The operations after the output head. By default, there are none."""
+    """The operations after the output head. There are none by default."""
 
     factor: float = 1.0
     divisor: float = 1.0

@@ -1,6 +1,6 @@
-"""The process in which transformers reports what is known about a checkpoint.
+"""The process in which transformers reports the properties of a checkpoint.
 
-It determines the transformers class, whether Saccade can serve it, and what its processor outputs
+It determines the transformers class, whether Saccade can serve it, and the outputs of its processor
 for an image by size. Started by `facts.py`. Blank images are enough, because only sizes matter.
 """
 
@@ -119,7 +119,7 @@ class Questions:
         return ModelFacts(self._config.model_type, self._class.__name__, text, images)
 
     def _joints(self, image: SizeFacts) -> Joints:
-        """Return what the processor does between such images and text, and between two of them."""
+        """Return the rules for the tokens between such images and text, and between two images."""
         mark, tokens = self._processor.image_token, image.tokens
         blank = PIL.Image.new("RGB", image.size[::-1], (GREY, GREY, GREY))
         theirs = {}
@@ -303,7 +303,7 @@ def processor_of(own: OwnProcessor) -> Any:
 
 
 def content_token(config: Any) -> int:
-    """Return the ID of the token that stands for each row of an image."""
+    """Return the ID of the token that represents each row of an image."""
     said = config.to_dict()
     if not isinstance(said.get("vision_config"), dict):
         raise Unservable("its images go through no tower that config.json names (vision_config)")

@@ -16,7 +16,7 @@ from saccade.plugins.any_model.facts import Deepstack
 
 
 class Learned:
-    """Learned embeddings that replace those of some tokens."""
+    """Learned embeddings that replace the embeddings of some tokens."""
 
     __slots__ = ("rows", "tokens")
 
@@ -43,7 +43,8 @@ def one_tensor(made: Any) -> torch.Tensor:
 def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
     """Return the vision encoder's features for one image, [rows, hidden] each.
 
-    Those for the decoder's input come first, if there are any, then those for each layer in order.
+    The embeddings for the decoder's input come first, if there are any, then the embeddings for
+    each layer in order.
     """
     if deepstack.by_number:
         found = {layer: one_tensor(each) for layer, each in made.deepstack_features}

@@ -217,7 +217,7 @@ class AnyText:
         return states
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `states` unchanged, as they are normalised already."""
+        """Return `states` unchanged because they are normalised already."""
         return states
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ class ReferenceBoot:
     """The message that starts the child process.
 
     processor: the image processor, or None for text-only questions. far: rotate all texts like
-    those of more than `far` tokens; None: leave the rotation unchanged.
+    texts of more than `far` tokens; None: leave the rotation unchanged.
     """
 
     folder: str
@@ -78,7 +78,7 @@ class ReferenceChild:
     def __init__(
         self, folder: Path, dtype: str, processor: OwnProcessor | None, far: int | None
     ) -> None:
-        """Start the child. The parameters are those of `ReferenceBoot`."""
+        """Start the child. The parameters are the fields of `ReferenceBoot`."""
         boot = ReferenceBoot(str(folder), dtype, processor, far)
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)

@@ -1,5 +1,5 @@
-"""`--parity generate`: after the front has started, it answers a few chats, whose first tokens must
-be those of transformers' own `generate`.
+"""`--parity generate`: after the front has started, it answers a few chats. Their first tokens must
+equal the tokens of transformers' own `generate`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ files, so this triggers all lazy imports.
 
 
 def warm_up(argument: str) -> None:
-    """Load the processor, and whatever it loads lazily."""
+    """Load the processor, and everything that it loads lazily."""
     quiet()
     processor = load_processor(_read(argument).processor)
     for side in WARM_SIDES:

@@ -51,7 +51,9 @@ NO_CHOICES = frozenset(
 
 @cache
 def load_processor(own: OwnProcessor) -> Any:
-    """Load the checkpoint's own processor. Raises what transformers raises."""
+    """Load the checkpoint's own processor. Raises ValueError if no processor class is known, and
+    any exception of transformers.
+    """
     folder, choices = own.folder, json.loads(own.choices)
     if find_spec("torchvision") is not None:
         made: Any = transformers.AutoProcessor

@@ -26,7 +26,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight [out, in], unpacked anew for modules that access it."""
+        """The weight [out, in]. It is unpacked at each access."""
         return self.matrix.dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

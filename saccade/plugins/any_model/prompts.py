@@ -88,7 +88,7 @@ def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
 def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
     """Return the known sizes, those with the fewest tokens first.
 
-    Sizes with a single image row come last, because some models' own code mistakes it for none.
+    Sizes with a single image row are last, because some models' own code mistakes it for none.
     """
     images = spec.images
     return sorted(
@@ -105,8 +105,8 @@ def image_prompt(
     Of several images, the first two start the prompt and are adjacent, and the last ends it. With
     `apart`, there are letters between all of them.
 
-    Raises Unservable if the processor's tokens differ from Saccade's, and whatever a processor
-    raises.
+    Raises Unservable if the processor's tokens differ from Saccade's, and any exception of the
+    processor.
     """
     processor = load_processor(spec.processor)
     pixels = [checkered(size) for size in sizes]

@@ -15,7 +15,7 @@ from saccade.plugins.any_model.refusals import LONGROPE
 
 
 def keep_rope(decoder: Any, near: int, long: bool) -> None:
-    """Make `decoder` rotate all texts like those of up to `near` tokens.
+    """Make `decoder` rotate all texts like texts of up to `near` tokens.
 
     `long`: like longer ones instead. Raises CheckpointError if it has no such embedding.
     """

@@ -1,7 +1,7 @@
 """The settings of a checkpoint that transformers' own modules compute, without tensors.
 
-Sizes, tokens and prompts come from its configuration and its processor (`facts.py`). Does not
-import torch.
+Sizes, tokens and prompts are from its configuration and its processor (`facts.py`). Does not import
+torch.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def features_of(model: Any) -> Any:
 
 
 class InPlaceOfTokens:
-    """Phi-4-multimodal's vision encoder, which overwrites the embeddings of an image's tokens."""
+    """Phi-4-multimodal's vision encoder. It overwrites the embeddings of an image's tokens."""
 
     __slots__ = ("tower",)
 

@@ -49,7 +49,7 @@ class OwnStep:
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """A prompt, and what the model's own `generate` computed from it."""
+    """A prompt, and the output of the model's own `generate` for it."""
 
     prompt: ProbePrompt
     handed: Handed

@@ -66,11 +66,11 @@ def image_processor_class(model: str, name: str) -> Any:
 
 
 def _import(path: str) -> ModuleType:
-    """Import a module with a stand-in for torchvision's functions.
+    """Import a module while torchvision's functions are replaced by stubs.
 
-    The stand-in is removed after the import.
+    The stubs are removed after the import.
     """
-    import_module(BACKENDS)  # first, or it would mistake the stand-in for torchvision
+    import_module(BACKENDS)  # first, or it would mistake the stub for torchvision
     standing = {name: ModuleType(name) for name in (*PACKAGES, FUNCTIONS)}
     functions = standing[FUNCTIONS]
     vars(functions).update(resize=resize, pad=pad)

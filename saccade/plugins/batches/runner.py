@@ -85,9 +85,10 @@ STREAMED = InvalidRequest(
 class BatchRunner:
     """Runs batches in the background.
 
-    `app`: answers requests like those of clients. `models`: the names of the served model. Batches
-    of other models are left to other servers, which may use the same directory. `largest`: maximum
-    bytes of a line. The results of a batch may be as large as all uploaded files together.
+    `app`: handles requests in the same way as requests from clients. `models`: the names of the
+    served model. Batches of other models are left to other servers, which may use the same
+    directory. `largest`: maximum bytes of a line. The results of a batch may be as large as all
+    uploaded files together.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Batches on disk: a database for each, in a directory within that of uploaded files.
+"""Batches on disk. Each has its own database, in a directory within the directory of uploaded
+files.
 
     FOLDER / ID.db      the batch, and for each line its position in the input and its result
     FOLDER / ID.lock    locked by the server that runs the batch

@@ -29,7 +29,9 @@ class StoreThreads:
         self._turns = FairPermits(PLACES, per_client=1, per_request=1)
 
     async def run(self, client: Client, work: Callable[[], T]) -> T:
-        """Run `work` when it is the client's turn. Raises what `work` raises, and StorageBusy."""
+        """Run `work` when it is the client's turn. Raises StorageBusy if it does not finish within
+        `PATIENCE` seconds, and any exception of `work`.
+        """
         ticket = Ticket()
         self._turns.enter(ticket, Requester(client.share("")))
         step: asyncio.Future[T] | None = None

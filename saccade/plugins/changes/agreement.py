@@ -1,7 +1,7 @@
 """Agreement on a change across ranks: every rank tries to read it, then either all ranks make it or
 none does.
 
-Also formats the reasons why something could not be read.
+It also formats the reasons why something could not be read.
 """
 
 from __future__ import annotations

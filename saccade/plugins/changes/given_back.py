@@ -16,8 +16,8 @@ from saccade.ipc.memory import trim
 
 
 class GivenBack:
-    """The memory that can be released. `asleep`: what is released now. `worker_changes.py` handles
-    the weights.
+    """The memory that can be released. `asleep`: the memory that is released now.
+    `worker_changes.py` handles the weights.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:

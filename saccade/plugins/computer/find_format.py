@@ -1,4 +1,6 @@
-"""Finds a model's action format in `formats/`, by the model's family and name."""
+"""Finds the format in which a model writes computer-use actions, by the model's family and name.
+The formats are in `formats/`.
+"""
 
 from __future__ import annotations
 

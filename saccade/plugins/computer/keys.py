@@ -70,7 +70,7 @@ _OURS = {
 
 
 def ours(key: str) -> str:
-    """Return Saccade's name of a key, in whatever spelling."""
+    """Return Saccade's name of a key, for any spelling."""
     return _OURS.get(_plain(key), key if len(key) == 1 else key.lower())
 
 

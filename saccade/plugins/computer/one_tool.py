@@ -14,8 +14,8 @@ _ANY = Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS))
 def parameters(
     words: Words, heading: str, key: str, fields: Mapping[str, tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return a schema with a property for the action's name, and those of `fields` that any of the
-    available actions has.
+    """Return a schema with a property for the action's name, and the properties in `fields` that
+    any of the available actions has.
 
     fields: the type and description of each key. In a description, "{}" is replaced by the names of
     the actions that need the key.

@@ -2,8 +2,8 @@
 
 A model divides an edge into `units`: thousandths, or the pixels of the image that it has seen.
 Pixel `p` of `size` becomes the nearest unit to `p * units / size`. A unit becomes the nearest
-pixel, which is in the middle of all pixels that map to this unit. If an edge has no more pixels
-than units, a round trip does not change a pixel.
+pixel, in the middle of the pixels that map to this unit. If an edge has no more pixels than units,
+a round trip does not change a pixel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ THOUSANDTHS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One edge of a screen: `size` pixels, in the model's `units`, of which the last is `last`."""
+    """One edge of a screen: `size` pixels, in the model's `units`. `last` is the last unit."""
 
     size: int
     units: int
@@ -51,7 +51,7 @@ class Screen:
 
     @classmethod
     def in_pixels(cls, size: Point, seen: Point) -> Screen:
-        """Return a screen whose units are pixels of the image that the model has seen."""
+        """Return a screen whose units are the pixels of the model's image."""
         x, y = (Axis(side, units, units - 1) for side, units in zip(size, seen, strict=True))
         return cls(x, y)
 

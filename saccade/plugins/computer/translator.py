@@ -98,7 +98,7 @@ class ActionTranslator:
     # ---- history
 
     def told(self, action: Action, theirs: ActionWords, screen: Screen | None) -> list[Call]:
-        """Translate a past action to the model's format, or leave it in that of `theirs`."""
+        """Translate a past action to the model's format, or leave it in the format of `theirs`."""
         if action.kind == "call":
             return [(f"{self._prefix}{action.name}", {**action.arguments})]
         seen = screen or UNSEEN

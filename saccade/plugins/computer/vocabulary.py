@@ -146,7 +146,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class ClientFunction:
-    """An ordinary function in a toolset. schema: that of its arguments."""
+    """An ordinary function in a toolset. schema: the schema of its arguments."""
 
     about: str
     schema: Mapping[str, Any]
@@ -207,7 +207,7 @@ class ActionWords:
 
 
 def placed(action: Action, cursor: Point) -> Iterator[Action]:
-    """Yield an action as it is, and if it has no position, with the cursor's."""
+    """Yield an action unchanged, or with the cursor's position if it has none."""
     if action.kind == "drag" and len(action.path) == 1:
         yield _at(action, (cursor, *action.path))
         return

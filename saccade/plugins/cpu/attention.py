@@ -54,7 +54,7 @@ ZEROS = torch.zeros(MAX_HEAD, dtype=BF16)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Implement `long_attention.Softmax`. Imports its kernel here, as few models need it."""
+    """Implement `long_attention.Softmax`. Imports its kernel here because few models need it."""
     from saccade.plugins.cpu.long_attention import softmax_to_bfloat16
 
     return softmax_to_bfloat16(scores)
@@ -155,7 +155,7 @@ def _layout(
     positions_of: Sequence[npt.NDArray[np.int64]],
     fold: int = 1,
 ) -> KeyLayout:
-    """Return the layout for consecutive parts, each of which has its own keys.
+    """Return the layout for consecutive parts that have separate keys.
 
     parts: (first row, number of rows, number of keys, keys that the first row sees) of each part.
         Every further row sees one key more, up to all of them.
@@ -261,7 +261,8 @@ def attend_pages(
     """Attend causally with q [T, Hq, D], a few tokens of each sequence, to keys and values in KV
     pages.
 
-    Results are bit-identical to those of `attend`. table: from `paged_blocks`, for these heads.
+    Results are bit-identical to the results of `attend`. table: from `paged_blocks`, for these
+    heads.
     """
     count, heads, dim = q.shape
     kv_heads, kind = cache.keys.shape[1], best_isa()

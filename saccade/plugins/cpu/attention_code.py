@@ -570,7 +570,7 @@ def _avx512_matmul(
     band_rows: int,
     bands: int,
 ) -> Value:
-    """Like `_amx_matmul`, with AVX512-BF16 and for `bands` * `band_rows` rows."""
+    """Multiply like `_amx_matmul`, but with AVX512-BF16 and for `bands` * `band_rows` rows."""
     b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     dot = declare_intrinsic(
         module, "llvm.x86.avx512bf16.dpbf16ps.512", V16F32, V16F32, V32BF16, V32BF16

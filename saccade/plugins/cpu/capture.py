@@ -40,7 +40,7 @@ EMPTY = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_emp
 
 
 class CaptureError(Exception):
-    """Raised for work that cannot be captured, as its calls may depend on a tensor's values."""
+    """Raised for work that cannot be captured because its calls may depend on a tensor's values."""
 
 
 @dataclass(frozen=True, slots=True)

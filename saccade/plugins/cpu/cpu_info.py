@@ -12,7 +12,9 @@ from pathlib import Path
 IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 """Fields that determine which code a CPU needs."""
 MAX_BYTES = 1 << 14
-"""More than one CPU's entry. Reading on is slow, as Linux then queries the speed of each core."""
+"""More than one CPU's entry. Reading more of the file is slow, because Linux then queries the speed
+of each core.
+"""
 
 
 @cache

@@ -55,7 +55,7 @@ def delta_gates() -> Body:
                 at = token * 2 * heads + head
                 x = bf16_to_f32(both[at])
                 to = token * heads + head
-                # as the reference does, round to bfloat16
+                # round to bfloat16, like the reference
                 beta[to] = bf16_to_f32(
                     f32_to_bf16(np.float32(1) / (np.float32(1) + exponential(-x)))
                 )

@@ -220,8 +220,8 @@ def _multiply_tiles(
     prefetches: also prefetch the panel.
     has_epilogue: also store the results of the previous block.
 
-    Its arguments: (rows, panel, sums, inputs). With an epilogue, those of the previous block
-    follow: (sums, bias, target, target's row stride, remaining outputs)
+    Its arguments: (rows, panel, sums, inputs). With an epilogue, the arguments for the previous
+    block follow: (sums, bias, target, target's row stride, remaining outputs)
     """
     types = [PTR, PTR, PTR, I64] + ([PTR, PTR, PTR, I64, I64] if has_epilogue else [])
     function = ir.Function(module, ir.FunctionType(VOID, types), f"multiply_{name}")

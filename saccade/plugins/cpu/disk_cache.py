@@ -1,5 +1,5 @@
 """A cache on disk for compiled code and the results of start-up measurements. The key of a file is
-a text (`words`) that covers everything that its content depends on.
+a text (`words`) that covers all inputs of its content.
 
 The least recently used files are removed to limit the size of the directory. A file begins with a
 digest of its name and content, so an incomplete or foreign file counts as missing. If the disk
@@ -35,7 +35,7 @@ longer was probably stopped.
 """
 POLL_SECONDS = 0.01
 LOCK_DIGITS = 15
-"""Hexadecimal digits of a name that form the offset of its lock, as an offset has 63 bits."""
+"""Hexadecimal digits of a name that form the offset of its lock. An offset has 63 bits."""
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ def _digest(name: str, content: bytes) -> bytes:
 def _evict(folder: PrivateFolder) -> None:
     """Remove the least recently used files until the rest take at most `MAX_BYTES`.
 
-    Leaves files alone whose names are not those of cached content.
+    Removes only files with the names of cached content.
     """
     found = [entry for entry in folder.entries() if NAME.fullmatch(entry[0])]
     total = sum(stat.st_size for _, stat in found)

@@ -23,7 +23,7 @@ SHARED_VALUES = 1 << 15
 
 
 class CallListener(Protocol):
-    """Called after each run of a kernel while it is in `LISTENERS`."""
+    """It is called after each run of a kernel while it is in `LISTENERS`."""
 
     def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None: ...
 
@@ -53,7 +53,7 @@ def parallel() -> Any:
     """Return GOMP_parallel(function, argument, threads, flags) of PyTorch's OpenMP library.
 
     Returns `None` if the library has another interface. The symbol is looked up through PyTorch's
-    library, as a process may have loaded several copies of OpenMP.
+    library, because a process may have loaded several copies of OpenMP.
     """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
@@ -73,7 +73,9 @@ class Kernel:
     """
 
     def __init__(self, code: str, name: str, *sizes: int) -> None:
-        """Load the kernel from disk, or compile it. The arguments are those of `object_file`."""
+        """Load the kernel from disk, or compile it. The arguments are the same as for
+        `object_file`.
+        """
         self.function = machine_code.link(object_file(code, name, *sizes), (name,))[name]
 
     def __call__(self, items: int, values: int, *numbers: int) -> None:

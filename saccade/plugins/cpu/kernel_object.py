@@ -36,7 +36,9 @@ def object_file(code: str, name: str, *sizes: int) -> bytes:
 
 
 def describe(code: str, name: str, *sizes: int) -> str:
-    """Return the cache key of a kernel's object file: text that covers all that it depends on."""
+    """Return the cache key of a kernel's object file: text that covers all inputs of the
+    compilation.
+    """
     return "\n".join((code, name, repr(sizes), machine_code.describe_target(), _sources()))
 
 

@@ -29,7 +29,7 @@ class X86Attention(SdpaAttention):
         takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
         self._takes = takes and shape.kept in attention.KV_DTYPES
         if self._takes and (kind := attention.best_isa()):
-            # compile now, as otherwise the first prompt would wait
+            # compile now; otherwise the first prompt would wait
             attention.functions(shape.head_dim, kind, shape.kept)
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
@@ -38,7 +38,7 @@ class X86Attention(SdpaAttention):
         return self._decoding(host, first) if self._compiled else super()._shared(host, first)
 
     def _few(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Like `_shared`, for rows with few tokens each, whose KV pages are read in place."""
+        """Do the same as `_shared` for rows with few tokens each. Reads their KV pages in place."""
         begin, end, width = host.starts[first], first, host.rows.page_table.shape[1]
         rows = []
         while end < len(host.lengths):
@@ -67,7 +67,7 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _decoding(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Like `_shared`, for rows with one token each."""
+        """Do the same as `_shared` for rows with one token each."""
         end, rows = host.decoding(first), host.rows
         if end == first:
             return None
@@ -86,7 +86,7 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _prompts(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Like `_shared`, for rows with many tokens each."""
+        """Do the same as `_shared` for rows with many tokens each."""
         table, size = host.rows.page_table.numpy(), self._shape.page_size
         begin, end = host.starts[first], first
         rows, places = [], []

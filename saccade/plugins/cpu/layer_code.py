@@ -72,7 +72,7 @@ def rope_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
                     for d in range(dim):
                         squares += bf16_to_f32(qkv[at + d]) * bf16_to_f32(qkv[at + d])
                     root = np.float32(1) / math.sqrt(squares / np.float32(dim) + eps)
-                    for d in range(dim):  # as the reference does, round before the rotation
+                    for d in range(dim):  # round before the rotation, like the reference
                         qkv[at + d] = f32_to_bf16(
                             bf16_to_f32(qkv[at + d]) * root * widen(weight[head * dim + d])
                         )
@@ -225,7 +225,7 @@ def gate_heads() -> Body:
                 return
             for i in range(size):
                 power = exponential(-bf16_to_f32(gates[token * stride + i]))
-                # as the reference does, round the gate
+                # round the gate, like the reference
                 share = bf16_to_f32(f32_to_bf16(np.float32(1) / (np.float32(1) + power)))
                 out[token * size + i] = f32_to_bf16(bf16_to_f32(x[token * size + i]) * share)
 
@@ -246,7 +246,7 @@ def gate(most: int) -> Body:
             left, to = row * 2 * size, row * size
             for i in range(start, minimum(start + most, size)):
                 x = bf16_to_f32(gate_up[left + i])
-                # as the reference does, round before the multiplication
+                # round before the multiplication, like the reference
                 gated = bf16_to_f32(f32_to_bf16(x / (np.float32(1) + exponential(-x))))
                 out[to + i] = f32_to_bf16(gated * bf16_to_f32(gate_up[left + size + i]))
 

@@ -29,7 +29,7 @@ def compiled(
     """Compile the LLVM IR that a module generates, and return the functions with these names.
 
     code: a module of this package. Its `assembly(target triple, *arguments)` returns the IR. It is
-        imported only to compile, as it may import llvmlite.
+        imported only to compile, because it may import llvmlite.
     agreed: other modules that the IR depends on: names within this package, or full names. If their
         source changes, the code is compiled again.
     """

@@ -1,4 +1,4 @@
-"""A loader for ELF object files that supports the few relocation types that LLVM emits for kernels.
+"""A loader for ELF object files. It supports the few relocation types that LLVM emits for kernels.
 With it, a process that finds its code in the cache does not load LLVM, which takes 0.1 s.
 
 Loaded code is never freed. The format is defined by the System V ABI, in the chapters on object
@@ -128,7 +128,7 @@ def _load_sections(
 ) -> tuple[_Memory, dict[int, int]]:
     """Copy sections into memory. Returns the memory, and the address of each section by index.
 
-    Also allocates memory for each common symbol, whose key is -1 minus the symbol's index.
+    It also allocates memory for each common symbol, whose key is -1 minus the symbol's index.
     """
     allocations = [
         (index, section.size, section.align, bool(section.flags & SHF_WRITE))

@@ -53,7 +53,7 @@ def decode_paged(
 
 
 def decode_blocks(rows: PagedRows) -> torch.Tensor:  # [R, BLOCK_FIELDS] int64
-    """Like `attention.paged_blocks`, for rows with one token each and any `group`."""
+    """Return the same as `attention.paged_blocks`, for rows with one token each and any `group`."""
     count, width = len(rows.kv_lengths), rows.page_table.shape[1]
     blocks = torch.empty((count, len(BLOCK_FIELDS)), dtype=torch.int64)
     addresses = rows.lines.data_ptr(), rows.kv_lengths.data_ptr(), blocks.data_ptr()

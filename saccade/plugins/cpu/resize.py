@@ -1,8 +1,8 @@
 """Resizes 8-bit RGB images on x86 CPUs with AVX2 or AVX-512. LLVM compiles `resize_code.py` at
 first use (`machine_code.py`).
 
-The caller provides the weights of the filter (`antialias.py`). Does not import PyTorch, as image
-workers run without it. Needs llvmlite, which the extra `cpu` installs.
+The caller provides the weights of the filter (`antialias.py`). Does not import PyTorch, because
+image workers run without it. Needs llvmlite, which the extra `cpu` installs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def functions() -> Mapping[str, Function]:
 
 
 def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
-    """Resize the width of `source` to that of `target`, and write the result there.
+    """Resize the width of `source` to the width of `target`, and write the result there.
 
     Both are [height, width, 3].
     """
@@ -64,7 +64,7 @@ def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
 
 
 def resize_height(target: Pixels, source: Pixels, weights: AxisWeights) -> None:
-    """Resize the height of `source` to that of `target`, and write the result there.
+    """Resize the height of `source` to the height of `target`, and write the result there.
 
     Both are [height, width, 3].
     """

@@ -219,6 +219,8 @@ def _resize_height(module: Value, vectors: Vectors) -> None:
 
 
 def _interleaved(b: Value, vectors: Vectors, one: Value, other: Value | None, begin: int) -> Value:
-    """Interleave 8 bytes of each cell, from `begin` on, with those of `other`, or with zeros."""
+    """Interleave 8 bytes of each cell, starting at `begin`, with the bytes of `other`, or with
+    zeros.
+    """
     places = [at for byte in range(begin, begin + 8) for at in (byte, CELL + byte)]
     return vectors.pick(b, one, vectors.zeros if other is None else other, places)

@@ -25,7 +25,7 @@ from saccade.plugins.cpu.kernel_object import Body
 from saccade.plugins.cpu.numba_call import BLOCK_TOKENS, UNDECIDED
 
 ABOVE_ONE = 0x3F800001
-"""The pattern after that of 1.0, which exceeds the pattern of every weight."""
+"""The pattern after the pattern of 1.0, which exceeds the pattern of every weight."""
 LIMIT, SHARE, DRAW = range(3)
 """Stages: LIMIT (top-k) and SHARE (top-p) raise the minimum pattern of the candidates. DRAW finds
 the pattern of the sampled token.
@@ -47,8 +47,8 @@ def _largest(patterns, count):
 
 @numba.njit(inline="always")
 def _around(weights, patterns, count, least):
-    """Return the total weight and number of tokens whose pattern is at least `least`, and then both
-    for those whose pattern is larger.
+    """Return two pairs of total weight and number of tokens: for tokens whose pattern is at least
+    `least`, and for tokens whose pattern is larger.
     """
     mass, many, before, ahead = np.float64(0), np.int64(0), np.float64(0), np.int64(0)
     for at in range(count):

@@ -62,8 +62,8 @@ def _measure(start: Start) -> bool:
 def warm_up_kernels(start: Start) -> None:
     """Run one padding token through the network, sample a token, and encode two small images.
 
-    This compiles all kernels, as they are the same for any batch size on a CPU. All ranks must call
-    this together.
+    This compiles all kernels because they are the same for any batch size on a CPU. All ranks must
+    call this together.
     """
     net, attention, batcher = start.net, start.attention, start.batcher
     batch = batcher.idle(Frame.decode(1))

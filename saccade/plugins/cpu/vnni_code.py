@@ -184,8 +184,8 @@ def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) ->
 
 
 def _read_block(module: Value, b: Value, kind: int, places: list[Value]) -> list[Value]:
-    """Load a block of vectors, and apply the Hadamard transform. Results are bit-identical to those
-    of `reference/hadamard.py`.
+    """Load a block of vectors, and apply the Hadamard transform. Results are bit-identical to
+    `reference/hadamard.py`.
 
     Recursive, because the vectors of a large block do not fit in the registers.
     """
@@ -265,8 +265,8 @@ def _tiled_gemm(module: Value) -> None:
     """Emit the variant of `product_8` for large batches, with AMX.
 
     Here `base` is the total number of rows, and `tiles` the number of blocks of TILE_ROWS rows. A
-    work block is TILE_PANELS panels. Sums are exact integers, so results are bit-identical to those
-    of `product_8`.
+    work block is TILE_PANELS panels. Sums are exact integers, so results are bit-identical to
+    `product_8`.
     """
     task = WorkQueue(
         module, TILED, FIELDS, POINTERS, [TILE_ROWS * PANEL_VECTORS * CACHE_LINE_BYTES]
@@ -406,7 +406,8 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     starts = [mul(b, b.add(mul(b, outer.index, rows), i64(row)), 4) for row in range(rows)]
     less = [broadcast(b, load(b, I32, sums, start, 4)) for start in starts]
     begun = [splat(V16I32, 0) if bits == 4 else less[row] for row, _ in cells]
-    # A single row alternates between two accumulators, as each addition waits for the one before.
+    # A single row alternates between two accumulators because each addition waits for the one
+    # before.
     begun += [splat(V16I32, 0)] * (PANEL_VECTORS if rows == 1 else 0)
     inner = Loop(b, steps, [*begun, *outer.values])
     totals, after = _step(module, b, bits, rows, inner.values)

@@ -61,7 +61,7 @@ class Int4Panels(Matrix):
     """A packed Int4Matrix."""
 
     # int32 [panels, inputs / 8, PANEL]. Byte j (0 to 3) of word i has the weight of input 8 i + j
-    # in its lower 4 bits, and that of input 8 i + 4 + j in its upper 4 bits.
+    # in its lower 4 bits, and the weight of input 8 i + 4 + j in its upper 4 bits.
     words: torch.Tensor
     scales: torch.Tensor  # float16 [panels, groups, PANEL], times `unit`
     zeros: torch.Tensor  # zero points: float16 [panels, groups, PANEL]
@@ -213,7 +213,7 @@ def panels_linear(
 ) -> torch.Tensor:
     """Return `x @ matrix.T + bias`, [T, out], for x [T, in].
 
-    dtype: dtype of the result; default: that of x.
+    dtype: the dtype of the result; default: the dtype of x.
     """
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
@@ -232,7 +232,9 @@ def bytes_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Like `panels_linear`, for an 8-bit matrix: a row of x is quantized with a single scale."""
+    """Do the same as `panels_linear`, for an 8-bit matrix. A row of x is quantized with a single
+    scale.
+    """
     words, scales = matrix.values, matrix.scales
     if more := 4 * words.shape[1] - x.shape[1]:
         x = F.pad(x, (0, more))
@@ -323,7 +325,7 @@ def panels_reference(
 ) -> torch.Tensor:
     """Return the same result as `panels_linear` for the packed `matrix`, in plain PyTorch.
 
-    Used in tests.
+    Tests use this function.
     """
     numbers, zeros = numbers_of(matrix), matrix.zeros
     groups = -(-matrix.inputs // matrix.group)

@@ -1,8 +1,8 @@
 """The prompts for POST /v1/decisions: one per question, all starting with the input.
 
 A prompt is the input as a conversation, then a question, which is answered by one label. It does
-not depend on the other questions. Also selects the tokens that serve as labels. `fields.py` has the
-fields.
+not depend on the other questions. This module also selects the tokens that serve as labels.
+`fields.py` has the fields.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class _Labels:
 def _tail(question: Question, labels: _Labels, place: str) -> tuple[str, PromptReading]:
     """Return the text of a question, and the labels of its answers.
 
-    The text starts with what all questions of this type have in common, so that this is computed
-    once.
+    The text starts with the part that all questions of this type have in common, so that this part
+    is computed once.
     """
     instructions = _as_text(question.instructions)
     if isinstance(question, PredicateQuestion):

@@ -65,14 +65,14 @@ class DecisionInputDetails(Struct):
 
 
 class DecisionOutputDetails(Struct):
-    """Always 0, as decisions have no reasoning."""
+    """Always 0 because decisions have no reasoning."""
 
     reasoning_tokens: int = 0
     """Always 0."""
 
 
 class DecisionUsage(Struct):
-    """The tokens of all prompts, each of which contains the input. Each answer is one label."""
+    """The tokens of all prompts. Each prompt contains the input. Each answer is one label."""
 
     input_tokens: int
     input_tokens_details: DecisionInputDetails

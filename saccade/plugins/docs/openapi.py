@@ -135,7 +135,8 @@ def _options(group: Schema, name: str) -> list[Schema]:
 def _add_words(
     components: Components, described: Sequence[Description], kinds: Mapping[str, type]
 ) -> None:
-    """Add a description to each field: the string below it in its class, or that of its name.
+    """Add a description to each field: the string below it in its class, or the description for its
+    name.
 
     `kinds`: classes by the name of their schema. Schemas share the objects of fields, so these are
     replaced by new ones.

@@ -74,7 +74,7 @@ class _Budget:
 
     seconds: float  # in total
     pages: int  # the number of pages that share it
-    use: str  # what is rejected once it has been used up
+    use: str  # the content that is rejected once it has been used up
     left: float = field(init=False)  # the remaining seconds
 
     def __post_init__(self) -> None:
@@ -107,8 +107,9 @@ class _Work:
 
     @property
     def use(self) -> str:
-        """The name of what is rejected if this job fails. If drawing a page is too slow, its text
-        and other pages may still be read, and if a region is too slow, so may the whole page.
+        """The name of the content that is rejected if this job fails. If drawing a page is too
+        slow, its text and other pages may still be read, and if a region is too slow, so may the
+        whole page.
         """
         if self.page is None:
             return "sizes"
@@ -167,7 +168,8 @@ class DocumentPool:
     ) -> list[tuple[str, bytes]]:
         """Return the text and PNG of these pages. `grow` is called with the total bytes so far.
 
-        Raises what `sizes` and `grow` raise.
+        Raises ImageError for a malformed or too large document, EngineUnavailable, and any
+        exception of `grow`.
         """
         for page in wanted:
             if page.drawing is not None and piece_bytes(page) > OUTBOX_BYTES:
@@ -229,8 +231,8 @@ class _Readers:
     async def do(
         self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
     ) -> list[bytes]:
-        """Run the jobs of one file, and return their results in order. Raises like
-        `DocumentPool.pages`.
+        """Run the jobs of one file, and return their results in order. Raises ImageError,
+        EngineUnavailable, and any exception of `grow`.
         """
         self._slots.start()
         requester, file = works[0].requester, works[0].file

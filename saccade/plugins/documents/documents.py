@@ -204,8 +204,8 @@ class Documents:
         return MeasuredFile(file, source.budget, len(sizes), shown, drawn, begun)
 
     async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
-        """Check that a request could use this PDF, and return its pages' sizes. Raises like
-        `metadata`.
+        """Check that a request could use this PDF, and return its pages' sizes. Raises ImageError
+        and EngineUnavailable, and InvalidRequest for an unreadable PDF or another type of document.
         """
         file = (await reads.fetch(source.url)).encoded
         _check_readable(file.data, source.param)
@@ -216,7 +216,8 @@ class Documents:
     ) -> tuple[OpenedPage, ...]:
         """Read the pages of a PDF.
 
-        Raises like `metadata`, and Overloaded if the memory budget for drawings is used up.
+        Raises ImageError, EngineUnavailable, InvalidRequest for an unreadable PDF, and Overloaded
+        if the memory budget for drawings is used up.
         """
         file, drawn, begun = metadata.file, metadata.drawn, metadata.begun
         known = await self._known(metadata, source.view.has_text, reads.salt, reads.requester)
@@ -248,7 +249,7 @@ class Documents:
         encoded = replace(image.encoded, data=png)
         return jobs_of(replace(image, frames=(replace(image.frames[0], encoded=encoded),)))
 
-    # ---- what is known about a file
+    # ---- metadata of a file
 
     async def _sizes(self, file: EncodedBytes, salt: str, requester: Requester) -> PageSizes:
         name = _metadata_name("sizes", file.digest, salt)
@@ -268,7 +269,7 @@ class Documents:
     ) -> _Known:
         """Look up the texts, and the hashes of pages drawn in this way, in the metadata.
 
-        Metadata of a selection of pages are stored separately from those of all pages.
+        Metadata of a selection of pages are stored separately from metadata of all pages.
         """
         file, drawn = measured.file, measured.drawn
         some = () if measured.shown == tuple(range(measured.count)) else (measured.shown,)

@@ -49,7 +49,7 @@ HEAD_TOKENS = 3
 TRIAL = 16
 """If an MTP head's drafts are not worth their cost, one is requested every so many tokens."""
 MARGIN = 1.05
-"""The minimum predicted speedup, as a sequence with drafts has to wait for their result."""
+"""The minimum predicted speedup. A sequence with drafts has to wait for their result."""
 BUSY_ROWS = 4
 """With more rows than this in a batch, nothing is drafted: it would speed up some sequences and
 delay others, and the batch would break up into steps with some of its rows each.
@@ -70,7 +70,9 @@ WEIGHT = 0.02
 SPREAD = 1.0
 """The variance of the number of rows at which measurements weigh as much as `ROW_COST`."""
 OUTLIER = 3.0
-"""The duration of a step is clipped to this multiple of the mean, as outliers have other causes."""
+"""The duration of a step is clipped to this multiple of the mean because outliers have other
+causes.
+"""
 
 
 class Untried(NamedTuple):
@@ -99,7 +101,7 @@ class Speculation:
     source: DraftSource = "text"
     rate: float | None = None  # the acceptance rate, or None before the first draft token
     untried: deque[Untried] = field(default_factory=deque)
-    # what they are drafted from
+    # the data that they are drafted from
     length: int = 0  # the number of valid tokens in `tokens`
     # a copy of the sequence's tokens, with spare capacity
     tokens: Ids = field(default_factory=lambda: np.empty(0, np.int32))
@@ -185,7 +187,7 @@ class Drafter:
         return worthwhile(rate, most, rows, self.costs.row)
 
     def settle(self, speculation: Speculation, accepted: int) -> None:
-        """Record the result of the draft tokens in flight, of which `accepted` were accepted."""
+        """Record the result of the draft tokens in flight: `accepted` of them were accepted."""
         source, proposed = speculation.source, len(speculation.draft_tokens)
         self.proposed[source] += proposed
         self.accepted[source] += accepted
@@ -232,7 +234,7 @@ class Drafter:
         return found[: found.index(END)] if END in found else found
 
     def keep_answer(self, sequence: Sequence) -> None:
-        """Store a finished answer, as later answers may repeat it."""
+        """Store a finished answer because later answers may repeat it."""
         if not sequence.request.images or not sequence.output_length:
             return
         start = sequence.prompt_length
@@ -361,7 +363,7 @@ class StepCosts:
             self.note(len(plan.rows), seconds)
 
     def note(self, rows: int, seconds: float) -> None:
-        """Record a step of `rows` rows with one token each, which took `seconds`."""
+        """Record that a step of `rows` rows with one token each took `seconds`."""
         if seconds <= 0.0:
             return
         if self._steps:

@@ -145,7 +145,7 @@ class SpeculativeDecoding(StepPart):
     def outcomes(
         self, flight: InFlightPlan, result: StepResult, outcomes: Iterable[PlannedOutcome]
     ) -> Iterator[PlannedOutcome]:
-        """Yield the outcomes, except for those of draft tokens that are wrong or outdated.
+        """Yield the outcomes, except for draft tokens that are wrong or outdated.
 
         Afterwards, runs continue after their last accepted token, with the draft tokens of the MTP
         head.
@@ -218,7 +218,7 @@ class SpeculativeDecoding(StepPart):
     # ---- after the run
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
-        """Store the answer, as later answers may repeat it."""
+        """Store the answer because later answers may repeat it."""
         if reason in ("stop", "length"):
             self.drafter.keep_answer(sequence)
         self._release(self._runs[run])

@@ -210,7 +210,9 @@ class ArrivingBody:
         return sum(image.nbytes for image in self._images.values())
 
     def count(self) -> None:
-        """Count the bytes of images and pixels. Raises as `BufferedBody.check` does."""
+        """Count the bytes of images and pixels. Raises Overloaded if they exceed the available
+        budget.
+        """
         self._share.resize(self._num_buffered)
 
     async def settle(self, tenant: str) -> None:

@@ -97,7 +97,7 @@ class EncodeScheduler:
         return []
 
     def _consistent(self, request: Request) -> bool:
-        """Return True if what is known about the image agrees with the request.
+        """Return True if the cached information about the image agrees with the request.
 
         A client that sends a key without the image's bytes may claim anything.
         """

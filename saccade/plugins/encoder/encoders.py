@@ -3,8 +3,8 @@
 This module selects an encoder, applies the time limit, and checks the response. After any failure,
 this server encodes the image itself, and a metric counts the failure by its kind.
 
-Each image has one preferred encoder, by rendezvous hashing of its digest. So all servers that need
-an image request it from the encoder that has its embedding cached. An encoder that failed gets no
+Each image has one preferred encoder, by rendezvous hashing of its digest. All servers therefore
+request an image from the encoder that has its embedding cached. An encoder that failed gets no
 requests for a while, and its images are requested from another one.
 """
 
@@ -61,7 +61,7 @@ CHECK_SECONDS = 1.0
 CHECK_TIMEOUT = 1.0
 """Maximum seconds to wait for that file. After a timeout, the previous list is used."""
 MAX_LISTED = 1 << 16
-"""The number of characters that are read from that file."""
+"""The number of characters read from that file."""
 MAX_ERROR_BYTES = 2000
 """The number of bytes that are read from an error response."""
 
@@ -80,8 +80,8 @@ class NoEmbedding(Exception):
 
 
 class _Encoder:
-    """One encoder server. After a failure it gets no requests until `away_until`, for `away`
-    seconds.
+    """One encoder server. After a failure, it gets no requests for `away` seconds, until
+    `away_until`.
     """
 
     def __init__(self, url: str) -> None:
@@ -336,7 +336,7 @@ _CHECKED_BYTES = 1 << 20
 
 
 def _fault(values: memoryview, given: EmbeddingResult) -> str:
-    """Return what is wrong with an embedding's values, or ""."""
+    """Return a description of the error in an embedding's values, or ""."""
     if blake3(values).hexdigest() != given.blake3:
         return "the checksum of an embedding is wrong"
     bits = _EXPONENTS[given.tower.dtype]

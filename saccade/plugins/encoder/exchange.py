@@ -24,7 +24,7 @@ RESULT_HEADER = "x-saccade-embedding"
 class EmbeddingRequest:
     """A request for the embedding of `image` by the vision encoder `tower`.
 
-    The encoder derives the preprocessing settings from the other fields, which are those of the
+    The encoder derives the preprocessing settings from the other fields, which are from the
     client's request.
     """
 
@@ -33,7 +33,7 @@ class EmbeddingRequest:
     detail: Literal["auto", "low", "high", "original"] = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
-    # for a video whose frames were sent as images: what determines the frames' size
+    # for a video whose frames were sent as images: the fields that determine the frames' size
     frames: FrameBudget | None = None
     nbytes: tuple[int, ...] = ()  # size of each image in the body
 

@@ -140,7 +140,7 @@ class EmbeddingHandler:
                 async for event in events:
                     yield event
         finally:
-            self._front.taken(f"{prepared.request.id}-0")  # also if the embedding came too late
+            self._front.taken(f"{prepared.request.id}-0")  # also if the embedding arrived too late
 
     async def _send(self, send: Send, wanted: EmbeddingRequest, event: AnswerUpdate) -> None:
         assert event.embedding is not None

@@ -43,8 +43,8 @@ class Endpoints:
 class Publisher:
     """Publishes the events of one cache. The engine calls `put`, and the thread does the rest.
 
-    Sequence numbers start at the current time in nanoseconds, so they are higher than those of an
-    earlier server. A reader that has missed a restart sees a gap, and its replay starts with
+    Sequence numbers start at the current time in nanoseconds, so they are higher than the numbers
+    of an earlier server. A reader that has missed a restart sees a gap, and its replay starts with
     `cleared`, the first event.
     """
 

@@ -1,7 +1,7 @@
 """The events in MessagePack format.
 
-Batches and blocks are those of vLLM (`vllm/distributed/kv_events.py`), as arrays, which all its
-readers support. Embeddings, which vLLM does not publish, have similar events.
+Batches and blocks have the format of vLLM (`vllm/distributed/kv_events.py`), as arrays, which all
+its readers support. Embeddings, which vLLM does not publish, have similar events.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Fetcher:
         against the requester's budget.
 
         Raises ImageError if the bytes are missing or forbidden, TooLarge beyond `max_image_bytes`,
-        and Overloaded if the budget is used up, or the turn did not come within `PATIENCE`.
+        and Overloaded if the budget is used up, or the request had to wait longer than `PATIENCE`.
         """
         requester = requester or Requester()
         scheme = url[:8].partition(":")[0].lower()
@@ -176,7 +176,7 @@ class Fetcher:
     def _end(self, exchange: asyncio.Task[HttpResponse]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():
-            exchange.exception()  # mark it as retrieved, as the requester may have left
+            exchange.exception()  # mark the exception as retrieved: the requester may have left
 
     async def _exchange(
         self,

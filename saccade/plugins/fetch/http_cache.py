@@ -29,7 +29,7 @@ MAX_FRESH = (1 << 31) - 1
 HEAD_BYTES = 2048
 """The size that a response counts as in addition to its body."""
 SETTLED = 2
-"""The minimum age in seconds of a modification date for it to be unambiguous, as dates have a
+"""The minimum age in seconds of a modification date for it to be unambiguous. Dates have a
 resolution of one second.
 """
 
@@ -110,7 +110,8 @@ class HTTPCache:
         """Answer a GET request from the cache or by `send`, which may get additional headers to
         revalidate a stored response.
 
-        Only status 200 and redirects are cached, so failures are retried. Raises like `send`.
+        Only status 200 and redirects are cached, so failures are retried. Raises the exceptions of
+        `send`.
         """
         place = url, salt
         kept = self._kept.get(place)

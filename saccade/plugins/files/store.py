@@ -6,11 +6,11 @@
     FOLDER / lock                      locked by the process that writes; contains the disk usage
     FOLDER / .saccade-files            the marker: Saccade owns this directory (`core/claims.py`)
 
-There is no state besides the disk. So a restart has nothing to load, and several servers can share
-a directory (a lock serializes writes). Each file is written to a temporary file, synced, and then
-renamed. Content is compared with its digest when it is read, and dropped if it is damaged. Files
-with other names are ignored. Links are not followed, and opening a pipe does not block. All methods
-block, for a few seconds at most if the lock is held, so `uploads.py` calls them on threads.
+All state is on disk. So a restart has nothing to load, and several servers can share a directory (a
+lock serializes writes). Each file is written to a temporary file, synced, and then renamed. Content
+is compared with its digest when it is read, and dropped if it is damaged. Files with other names
+are ignored. Links are not followed, and opening a pipe does not block. All methods block, for a few
+seconds at most if the lock is held, so `uploads.py` calls them on threads.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ class FileStore:
     def open(self, id: str, owner: str = "") -> BinaryIO:
         """Open the content of an upload after comparing it with its digest.
 
-        Raises the errors of `read`.
+        Raises NotFound if there is no such upload, or if its content was damaged on disk, in which
+        case it is deleted.
         """
         self.find(id, owner)
         home = self._note(id).parent

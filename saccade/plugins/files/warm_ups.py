@@ -23,7 +23,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 log = logging.getLogger("saccade")
 
 MOST = 64
-"""Maximum queued uploads, as each keeps the prefix that was sent with it."""
+"""Maximum queued uploads. Each keeps the prefix that was sent with it."""
 
 Prepare = Callable[[GenerationRequest, Client], Coroutine[None, None, PreparedRequest]]
 Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]
@@ -57,7 +57,7 @@ class WarmUps:
             )
 
     def add(self, request: GenerationRequest, client: Client) -> None:
-        """Queue `request`. Raises like `check`."""
+        """Queue `request`. Raises Overloaded if the queue is full, or the client's part of it."""
         self.check(client)
         self._clients.setdefault(client.name, deque()).append((request, client))
         self._tell()

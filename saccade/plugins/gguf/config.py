@@ -31,7 +31,8 @@ def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> 
     """Create the configs from the files of a language model and its vision encoder.
 
     model: for a split model, its first file. tensors: the names of all tensors. Raises
-    CheckpointError with the file and field, also for files that do not belong together.
+    CheckpointError with the file and field if a field is invalid, or if the files do not belong
+    together.
     """
     kind = text_kind(model)
     projected = projector(tower) if tower else ""

@@ -1,8 +1,8 @@
 """Reads a GGUF file's header: its metadata, and its tensors' offsets.
 
 All counts and lengths are checked against the file's size before memory is allocated. The package
-`gguf` provides the list of formats and their sizes. Its own reader is not used, as it creates
-several arrays per string, of which a vocabulary has 300,000, and does not check counts. `layers.py`
+`gguf` provides the list of formats and their sizes. Its own reader is not used: it creates several
+arrays per string (a vocabulary has 300,000 strings), and does not check counts. `layers.py`
 interprets the tensors' names.
 """
 

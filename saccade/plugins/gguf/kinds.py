@@ -39,7 +39,7 @@ class Source:
     kind: str  # the vision encoder's projector type
 
     def check_width(self, name: str) -> int:
-        """Return the vision encoder's output width, which is that of its tensor `name`.
+        """Return the vision encoder's output width, which is the width of its tensor `name`.
 
         Raises CheckpointError if the language model's width differs.
         """
@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a vision encoder's file adds to a checkpoint."""
+    """The parts of a checkpoint's configuration that are read from the vision encoder's file."""
 
     config: Mapping[str, Any]  # fields of config.json other than text_config
     files: Mapping[str, Mapping[str, Any]]  # other JSON files, by name

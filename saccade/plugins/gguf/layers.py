@@ -144,7 +144,7 @@ class TowerNames:
     within: str  # the prefix of blocks
     block: Mapping[str, str] = field(default_factory=lambda: SIGLIP_BLOCK)  # modules of a block
     less_one: Collection[str] = ()  # tensors that are stored plus one
-    # tensors with three dimensions, of which some converters omit those of size 1
+    # tensors with three dimensions; some converters omit dimensions of size 1
     three: Collection[str] = ()
     patches: str | None = None  # the patch embedding, if it has interleaved colours
     turned: Collection[str] = ()  # modules of a block whose heads have pairs in llama.cpp

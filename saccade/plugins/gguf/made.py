@@ -1,6 +1,6 @@
 """A tensor of a checkpoint, and how it is made from tensors of a GGUF file.
 
-The changes undo those of llama.cpp's converter. Families' `gguf.py` have the names, and
+The changes reverse the changes of llama.cpp's converter. Families' `gguf.py` have the names, and
 `plugins/gguf/tensors.py` reads the data.
 """
 
@@ -23,8 +23,8 @@ Edit = Literal["none", "less one", "decay", "colours last"]
 class Heads:
     """Parts of a tensor that llama.cpp stores in another order.
 
-    A run has `each` groups of `keys` parts with `size` values. transformers stores the parts of
-    equal index contiguously, and llama.cpp those of one group.
+    A run has `each` groups of `keys` parts with `size` values. transformers stores the parts with
+    the same index contiguously, and llama.cpp the parts of one group.
     """
 
     axis: int  # the axis with `runs` runs, from index `start`

@@ -1,5 +1,5 @@
 """Qwen-VL models in GGUF files, from Qwen2-VL to Qwen3.5: how metadata and tensor names are mapped
-to those of transformers. The changes that llama.cpp's converter makes to tensors (Qwen3.5's norms,
+to transformers' names. The changes that llama.cpp's converter makes to tensors (Qwen3.5's norms,
 decays and order of heads) are undone.
 """
 
@@ -79,7 +79,7 @@ BLOCK = {"ln1": "norm1", "ln2": "norm2", "attn_out": "attn.proj", "attn_qkv": "a
 PATCH = "v.patch_embd.weight"
 NEWEST = "qwen3vl_merger"
 PIXELS = ((56 * 56, 28 * 28 * 16384), (256 * 256, 4096 * 4096))
-"""The minimum and maximum pixels in the published checkpoints. The second pair is that of
+"""The minimum and maximum pixels in the published checkpoints. The second pair is the pair of
 `NEWEST`.
 """
 

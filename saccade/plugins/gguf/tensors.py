@@ -190,7 +190,7 @@ def _dequantise(raw: np.ndarray[Any, Any], kind: str, target: torch.Tensor) -> N
     from gguf.quants import dequantize
 
     count = max(1, BLOCK_VALUES // target.shape[1])
-    out = target.numpy()  # NumPy, as other threads do not inherit this thread's inference mode
+    out = target.numpy()  # NumPy: other threads are not in inference mode
 
     def fill(first: int) -> None:
         out[first : first + count] = dequantize(

@@ -30,7 +30,7 @@ class Rules:
     split: str | None  # a regular expression, or None for GPT-2's
     digits: bool = False  # split digits off first
     normal: str | None = None  # the Unicode normalisation form
-    whole: bool = False  # a piece that is a token is not split, whatever the merges
+    whole: bool = False  # a piece that is a token is not split, even if the merges could split it
     # whether a plain text starts with the BOS token if the file does not specify it. None: the
     # model has no BOS token.
     bos: bool | None = False
@@ -149,7 +149,7 @@ def merged_by_rank(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]
 def _spaced(
     file: GgufFile, vocabulary: FileVocabulary, merges: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return tokenizer.json's parts for a vocabulary with a symbol in place of spaces."""
+    """Return tokenizer.json's parts for a vocabulary in which a symbol replaces spaces."""
     spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
     keep = vocabulary.keep_space
     known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)

@@ -25,7 +25,9 @@ TOWERS = ("triton", *FLASH_LIKE, "sdpa")
 
 
 def pick_tower(wanted: str, arch: int, half: bool) -> str:
-    """Implement `kernels.backend.PickTower`. auto selects what was fastest when measured."""
+    """Implement `kernels.backend.PickTower`. auto selects the backend that was fastest in
+    measurements.
+    """
     option = f"--tune mm_attention_backend={wanted}"
     if wanted == "auto":
         if half and arch == 90 and min(FA3_SPEEDUP.values(), default=0.0) > 1 and find_fa3():

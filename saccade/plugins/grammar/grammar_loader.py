@@ -36,8 +36,8 @@ class GrammarLoader:
     ) -> None:
         """Start reading the lexicon.
 
-        `wake`: called from any thread when a grammar is ready. The other arguments are those of
-        `vocabulary.read_lexicon`.
+        `wake`: called from any thread when a grammar is ready. The other arguments are the same as
+        for `vocabulary.read_lexicon`.
         """
         self._wake = wake
         self._beginner = ThreadPoolExecutor(1, "saccade-grammar")

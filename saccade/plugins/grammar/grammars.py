@@ -27,13 +27,13 @@ from saccade.text.grammar.schema_types import place_name
 MAX_GRAMMAR_BYTES = 65_536
 """Maximum size of a regular expression, a Lark grammar or a list of choices."""
 MAX_INTERSECTIONS = 8
-"""Maximum `&` and `~` in a Lark grammar, as n of them cost up to 2^n operations per token
+"""Maximum `&` and `~` in a Lark grammar. n of them cost up to 2^n operations per token
 (`schema.MAX_INTERSECTED`).
 """
 MAX_KEPT_BYTES = 16 << 20
 """Maximum total size of the cached grammar texts."""
 EXPLAIN_SECONDS = 0.5
-"""Maximum CPU time for locating an error in a schema, as other requests are waiting."""
+"""Maximum CPU time for locating an error in a schema. Other requests wait meanwhile."""
 _OUR_WORDS = re.compile(
     r"<non-verbose/>|while processing json-schema:\S*|Enable 'coerce_one_of' option.*"
 )
@@ -62,7 +62,7 @@ class Grammars:
     ) -> None:
         """Cache at most `most` grammars, with texts of at most `most_bytes` in total.
 
-        The most recent grammar is cached whatever its size.
+        The most recent grammar is cached even if it is larger.
         """
         self.nbytes = 0
         self._most_bytes = most_bytes

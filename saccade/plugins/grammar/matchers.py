@@ -250,7 +250,7 @@ class MatcherState:
 
     @property
     def foresees(self) -> bool:
-        """Whether `ahead` may be called, as masks after draft tokens are quick."""
+        """Whether `ahead` may be called. Masks after draft tokens are quick."""
         return not (self._slow or self._slow_ahead)
 
     @property
@@ -259,7 +259,9 @@ class MatcherState:
         return b"\xff" * self._row.nbytes
 
     def accept(self, token: int) -> None:
-        """Advance by a token sampled with the mask. Raises like `Matcher.accept`."""
+        """Advance by a token sampled with the mask. Raises InvalidRequest if the grammar has become
+        too complex, and InternalError if the token is not allowed.
+        """
         if self._filling is not None:  # masks between accepted draft tokens are not waited for
             self._filling.result()
             self._filling = None
@@ -273,7 +275,8 @@ class MatcherState:
     def jump(self, planned: bool) -> tuple[int, ...]:
         """Accept the forced tokens, and return them.
 
-        `planned`: a plan in flight samples the first one. Raises like `Matcher.accept`.
+        `planned`: a plan in flight samples the first one. Raises InvalidRequest if the grammar has
+        become too complex, and InternalError if a token is not allowed.
         """
         with self._timed():
             tokens = self._matcher.forced()
@@ -366,7 +369,7 @@ class MatcherState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Measure the CPU time of this thread only, as the machine may be busy."""
+        """Measure the CPU time of this thread only because the machine may be busy."""
         begin = time.thread_time()
         try:
             yield
@@ -417,7 +420,7 @@ class Matchers:
         """Create an empty cache.
 
         `most`, `most_bytes`: the maximum number of prototypes, and of their memory. The most recent
-        one is cached whatever its size.
+        one is cached even if it is larger.
         """
         self._most_bytes = most_bytes
         self._lexicon = lexicon
@@ -464,5 +467,5 @@ class Matchers:
                 f"the grammar does not compile: {match.get_error().splitlines()[0]}",
                 code="grammar_too_complex",
             )
-        taken = allocated_bytes() - before  # inexact, as other threads may allocate or free memory
+        taken = allocated_bytes() - before  # inexact: other threads may allocate or free memory
         return Prototype(match, max(MIN_KEPT_BYTES, len(grammar), taken))

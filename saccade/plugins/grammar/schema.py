@@ -31,8 +31,8 @@ MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 5_000
 """Both in total: 1,000 optional properties take 50 ms to compile, and 5,000 values 25 ms."""
 MAX_MULTIPLE = 1_000
-"""Maximum least common multiple of all `multipleOf` that apply to a number, as the grammar tracks
-each remainder: 1,000,003 of them take 6 s to compile.
+"""Maximum least common multiple of all `multipleOf` that apply to a number. The grammar tracks each
+remainder: 1,000,003 of them take 6 s to compile.
 """
 
 MAX_INTERSECTED = 8
@@ -41,7 +41,7 @@ the library's limits do not count; 20 take 10 s to compile.
 """
 
 _MAX_MERGED = 20_000
-"""Maximum schemas visited to find what `allOf` combines. Each visit of a schema counts."""
+"""Maximum schemas visited to resolve an `allOf`. Each visit of a schema counts."""
 _MAX_TRIED = 64
 """Maximum inner schemas that are compiled separately, to locate an error."""
 _MAX_BRANCHES = 64
@@ -290,7 +290,7 @@ class _Checked:
         """Forbid additional properties, unless the schema specifies them.
 
         A document that matches the closed schema also matches the original. Otherwise, a model
-        could invent names endlessly, which a client that parses into a class cannot use.
+        could invent names endlessly, and a client that parses into a class cannot use them.
         """
         for node in self.nodes.values():
             if isinstance(node, dict) and "properties" in node:

@@ -1,7 +1,7 @@
 """The tokenizer for llguidance, and the limits for compiling and matching grammars.
 
-All matchers are created here, so that the front, which checks a grammar, and the engine, which
-follows it, agree.
+All matchers are created here. The front checks grammars and the engine applies them, so both must
+agree.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def read_lexicon(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> L
     """Read a tokenizer for llguidance. Takes about half a second.
 
     tokenizer_json: the result of `tokenizers.Tokenizer.to_str`. vocab_size: the columns of logits,
-    of which there may be more than tokens. Masks never allow columns without a token. ends: the
-    stop tokens.
+    which may be more than the tokens. Masks never allow columns without a token. ends: the stop
+    tokens.
     """
     return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(ends))
 

@@ -163,7 +163,7 @@ class ThinkingBlock(UnsupportedFields, tag_field="type", tag="thinking"):
 
 
 class RedactedBlock(UnsupportedFields, tag_field="type", tag="redacted_thinking"):
-    """Reasoning that only its author can read. Accepted, but ignored."""
+    """Reasoning that only its author can read. It is accepted, but ignored."""
 
     data: str
     """Data that only its author can read. It is not part of the prompt."""

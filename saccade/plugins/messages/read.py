@@ -124,7 +124,7 @@ def read_message(body: bytearray, context_length: int) -> AskedMessage:
 
 
 def read_count(body: bytearray, context_length: int) -> AskedMessage:
-    """Read a request to count tokens. Raises like `read_message`."""
+    """Read a request to count tokens. Raises InvalidRequest with Anthropic's name for the field."""
     request = COUNT_TOKENS.read(body, context_length)
     return AskedMessage(
         [message_request(request, context_length)],

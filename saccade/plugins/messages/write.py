@@ -46,10 +46,10 @@ class MessageUsage:
     """Token counts."""
 
     fresh: int  # prompt tokens that were neither cached nor stored at a breakpoint
-    written: int  # those stored at a breakpoint
-    read: int  # those read from the cache
+    written: int  # prompt tokens stored at a breakpoint
+    read: int  # prompt tokens read from the cache
     output: int
-    hour: int = 0  # those of `written` that are stored for an hour or more
+    hour: int = 0  # the part of `written` that is stored for an hour or more
     beside: Mapping[str, Any] = field(default_factory=dict)  # other fields of a chat's usage
 
     def body(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ ROUTER_OPTIONS = {
 }
 """Options that are not allowed in a model's `args`, and the alternatives."""
 SHARED_OPTIONS = ("--files-dir",)
-"""Options that must be the same for all servers, as any of them may use an upload."""
+"""Options that must be the same for all servers, because any server may use an upload."""
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names for requests, including those of adapters in `args`."""
+        """All names for requests, including names of adapters in `args`."""
         return (self.name, *self.aliases, *self._adapters)
 
     @property
@@ -111,7 +111,7 @@ class ModelsConfig:
     """The whole file. Durations are in seconds, memory in bytes."""
 
     models: tuple[ModelConfig, ...]  # the first one is the default
-    memory: int | None = None  # None: a fraction of what is free
+    memory: int | None = None  # None: a fraction of the free memory
     idle: float | None = 600.0  # time without requests until a server is stopped; None: never
     stay: float = 10.0  # minimum time between a server's start and its eviction
     patience: float = 300.0  # maximum time that a request waits for its model

@@ -298,7 +298,7 @@ class ModelPool:
     # ---- memory
 
     def need(self, model: ManagedModel) -> int:
-        """Return the bytes needed to start the model: declared, measured, or those of its files.
+        """Return the bytes needed to start the model: declared, measured, or the size of its files.
 
         If none is known, because the model is not downloaded yet, it needs the whole budget.
         """
@@ -308,7 +308,7 @@ class ModelPool:
         return self.budget if model.estimate is None else model.estimate
 
     def _size(self, model: ManagedModel) -> int:
-        """Return the bytes that the model's server counts as now."""
+        """Return the memory that is currently attributed to the model's server, in bytes."""
         if model.state == "stopped":
             return 0
         if model.state == "starting":
@@ -381,7 +381,9 @@ class ModelPool:
         return self.budget - used
 
     def _choose_victims(self, need: int) -> None:
-        """Make servers yield until `need` bytes will be free, as far as they may be evicted yet."""
+        """Make servers yield until `need` bytes will be free, or no other server may be evicted
+        yet.
+        """
         now = monotonic()
         while self._free(soon=True) < need:
             candidates = [model for model in self.models if model.open]

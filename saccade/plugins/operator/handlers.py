@@ -250,7 +250,7 @@ Mode = TypeVar("Mode", bound=PauseMode)
 
 
 def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
-    """Read what happens to requests in flight. Raises InvalidRequest."""
+    """Read the mode, which decides about requests in flight. Raises InvalidRequest."""
     asked = request.query_params.get("mode", "abort")
     mode = next((each for each in modes if each == asked), None)
     if mode is None:

@@ -29,8 +29,8 @@ LINE = 8
 SLOT = 1 << 20
 """Size of a rank's slot in shared memory, in bytes. Larger tensors are sent in chunks."""
 PATIENT_SPINS = 200
-"""Number of polls before a rank sleeps between polls. If there are fewer cores than ranks, a rank
-that spins takes CPU time from the rank that it waits for.
+"""Number of polls before a rank sleeps between polls. If there are fewer cores than ranks, a
+spinning rank takes CPU time from the rank that it waits for.
 """
 SYMMETRIC_BYTES = 64 << 20
 """Maximum size of a tensor that is reduced in symmetric memory: 8,192 tokens with a hidden size of

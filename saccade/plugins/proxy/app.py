@@ -1,7 +1,7 @@
 """The proxy's ASGI application. In request bodies, it replaces bytes that the server has by their
 names, and it returns responses unchanged.
 
-`tools/send_once.py` decides what to send. The proxy does not validate requests, since the server
+`tools/send_once.py` generates the requests. The proxy does not validate requests, since the server
 does. Bodies are processed on threads, and everything else on one event loop.
 """
 
@@ -142,8 +142,8 @@ class NamingProxy:
     async def _advance(
         self, flow: Flow, reply: AttemptReply | None, nbytes: int
     ) -> Attempt | VersionQuestion | None:
-        """Return what to send next, or `None` at the end. It runs on a thread if `nbytes`, the size
-        of the body, is large.
+        """Return the next message to send, or `None` at the end. It runs on a thread if `nbytes`,
+        the size of the body, is large.
         """
         return await self._threads.run(nbytes, partial(_step, flow, reply))
 

@@ -10,7 +10,7 @@ from saccade.plugins.route.options import RelayOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyOptions(RelayOptions):
-    """Where `saccade proxy` listens, and to which server it sends requests."""
+    """The address that `saccade proxy` listens on, and the server that it sends requests to."""
 
     upstream: str
     """The server's URL: http://HOST:PORT or https://HOST, with or without a path and /v1."""

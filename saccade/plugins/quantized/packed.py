@@ -26,7 +26,9 @@ VALUES = ("qweight", "weight_packed")
 
 
 class PackedMatrix(StoredTensor):
-    """One matrix. `names`: the canonical names of those tensors that it has."""
+    """One matrix, stored as several tensors. `names`: the canonical names of the tensors that
+    exist.
+    """
 
     __slots__ = ("names", "packed")
 

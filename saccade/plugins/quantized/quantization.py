@@ -105,7 +105,7 @@ def read_quantization(config: Section) -> Quantization | None:
 
 
 def _refuse_nested(section: Section) -> None:
-    """Raise CheckpointError if a nested section has a quantization of its own."""
+    """Raise CheckpointError if a nested section has its own quantization."""
     for name, value in section.data.items():
         if name in NAMES and value is not None:
             method = value.get("quant_method") if isinstance(value, dict) else value
@@ -288,8 +288,8 @@ def _names(section: Section, field: str) -> tuple[str, ...]:
 
 
 def _means(target: str, name: str) -> bool:
-    """Return True if `target` is a pattern that matches module `name`, the module's full name, that
-    of an enclosing module, or the last parts of its name.
+    """Return True if `target` is a pattern that matches module `name`, the module's full name, the
+    full name of an enclosing module, or the last parts of its name.
     """
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None

@@ -53,7 +53,7 @@ class ScaledTensor(StoredTensor):
         """Raise CheckpointError if a tensor's scales are missing, or have an unsupported format or
         shape.
 
-        shape: that of the tensor.
+        shape: the shape of the tensor.
         """
         files, scheme = self.loading.files, self.scheme
         if len(shape) not in (2, 3):

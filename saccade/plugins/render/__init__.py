@@ -1,4 +1,4 @@
-"""Returns prompts as tokens and image hashes, for routers that track what each server caches."""
+"""Returns prompts as tokens and image hashes, for routers that track the caches of each server."""
 
 from saccade.plugin import Plugin
 

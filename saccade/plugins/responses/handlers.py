@@ -93,7 +93,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """A request that has been read."""
+    """The contents of a request for a response, after parsing."""
 
     request: ResponsesRequest
     requests: list[GenerationRequest]  # a single request, removed when it is prepared

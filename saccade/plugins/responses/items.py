@@ -119,8 +119,8 @@ class FileContent(SparseMedia, tag_field="type", tag="input_file", kw_only=True)
 
 
 class VideoContent(SparseMedia, tag_field="type", tag="input_video", kw_only=True):
-    """A video: a URL (also data:), or an uploaded file. Other fields are those of a chat's
-    `input_video`.
+    """A video: a URL (also data:), or an uploaded file. The other fields are the same as in a
+    chat's `input_video`.
     """
 
     video_url: str | None = None
@@ -176,7 +176,7 @@ class SafetyCheck(AnyFields, omit_defaults=True):
 
 
 class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_only=True):
-    """The model's actions on the client's computer: several, or one."""
+    """One or several actions of the model on the client's computer."""
 
     call_id: Id
     actions: list[dict[str, Any]] | None = None
@@ -190,7 +190,9 @@ class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_onl
 
 
 class ScreenshotContent(IgnoredFields, tag_field="type", tag="computer_screenshot", kw_only=True):
-    """A screenshot: a URL (also data:), or an uploaded file. Other fields are those of images."""
+    """A screenshot: a URL (also data:), or an uploaded file. The other fields are the same as for
+    images.
+    """
 
     image_url: str | None = None
     file_id: Id | None = None
@@ -435,7 +437,7 @@ class ItemReader:
             case MessageItem(role=role):
                 where = where or f"{place}.content"
                 content, marks = _content(item.content, where, self._limits)
-                # Chat templates only know the role's older name.
+                # Chat templates support only the role's older name.
                 role = "system" if role == "developer" else role
                 self._add(Message(role, content, marks=marks, place=where))
             case ResultItem():

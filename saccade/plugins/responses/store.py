@@ -32,7 +32,7 @@ Packed = tuple[str, bytes]
 
 @dataclass(eq=False, slots=True)
 class StoredTurn:
-    """What a request adds to a conversation: its items, and those of the answer."""
+    """The items that a request adds to a conversation: its own, and the answer's."""
 
     items: tuple[Packed, ...]
     answer: tuple[Packed, ...]
@@ -190,7 +190,9 @@ class ResponseStore:
         return own.items[item_id]
 
     def delete(self, client: Client, response_id: str, param: str) -> None:
-        """Delete a response. Turns that other responses continue remain. Raises like `find`."""
+        """Delete a response. Turns that other responses continue remain. Raises NotFound if it is
+        unknown, or belongs to another client.
+        """
         self.find(client, response_id, param)
         self._by_client[client.name].drop(response_id)
         self._count()

@@ -1,5 +1,6 @@
-"""Reads from a request's body the key by which workers are ranked: that of its first image, or else
-of the start of its text. Also reads which worker stores the response that it continues.
+"""Reads from a request's body the key by which workers are ranked: the key of its first image, or
+else of the start of its text. It also reads the worker that stores the previous response, if the
+request continues one.
 
 An image's key is the digest of its encoded bytes, which are in the request or were uploaded (a
 file's id contains the digest). The key of a URL, which the router does not fetch, is the digest of
@@ -45,7 +46,7 @@ _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class AffinityKey:
-    """By what the workers for a request are ranked."""
+    """The key by which the workers for a request are ranked."""
 
     keys: tuple[bytes, ...] = ()
     # The server instance that stores the response to continue or to retrieve, or "".

@@ -2,7 +2,7 @@
 loading of adapters.
 
 An upload has the same id on all workers: it contains the content's digest, and a random suffix that
-the router chooses. Either all ready workers store the file, or it is deleted again.
+the router chooses. If one of the ready workers cannot store the file, the others delete it.
 """
 
 from __future__ import annotations

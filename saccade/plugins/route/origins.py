@@ -1,6 +1,6 @@
 """Which web pages may use a router, and read its responses (CORS).
 
-CORS headers are added to responses that have none, which are those of the router itself. Responses
+CORS headers are added to responses that have none, which are the router's own responses. Responses
 of servers already have such headers, and are not changed.
 """
 
@@ -30,7 +30,7 @@ def guarded(router: ASGIApp, host: str, options: RelayOptions) -> ASGIApp:
 
 
 class Origins:
-    """Middleware that adds the CORS headers with which pages of `origins` can read responses."""
+    """Middleware that adds CORS headers. With them, pages of `origins` can read responses."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app

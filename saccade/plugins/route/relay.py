@@ -1,4 +1,4 @@
-"""Sends responses to a client: those of a server as a stream, and errors of the router or proxy
+"""Sends responses to a client: a server's responses as a stream, and errors of the router or proxy
 itself.
 """
 

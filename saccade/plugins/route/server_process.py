@@ -46,7 +46,7 @@ class OwnedServer:
     ) -> None:
         """Start the server.
 
-        environment: variables in addition to those of this process.
+        environment: variables in addition to this process's environment.
         label: a prefix for the lines that the server prints.
 
         The calling thread must stay alive, because the server is killed when that thread exits.

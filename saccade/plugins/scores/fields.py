@@ -32,7 +32,7 @@ class ScoreScope(RequestScope, kw_only=True):
 
 
 class EmbeddingInput(Struct, kw_only=True):
-    """What to embed."""
+    """The texts or chats to embed."""
 
     input: Raw = field(default_factory=Raw)
     """A text, tokens, or a list of texts or token lists."""
@@ -60,13 +60,13 @@ class EmbeddingsRequest:
 
 
 class CohereImage(IgnoredFields, tag_field="type", tag="image_url", kw_only=True):
-    """An image in /v2/embed."""
+    """An image in the body of POST /v2/embed."""
 
     image_url: str | ImageURL
 
 
 class CohereText(UnsupportedFields, tag_field="type", tag="text", kw_only=True):
-    """A text in /v2/embed."""
+    """A text in the body of POST /v2/embed."""
 
     text: str
 
@@ -79,7 +79,7 @@ class CohereInput(UnsupportedFields, kw_only=True):
 
 
 class CohereInputs(Struct, kw_only=True):
-    """What to embed: texts, images (as data: URLs), or inputs with both."""
+    """The content to embed: texts, images (as data: URLs), or inputs with both."""
 
     texts: Raw = field(default_factory=Raw)
     images: Raw = field(default_factory=Raw)

@@ -46,7 +46,9 @@ _CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
 
 @dataclass(frozen=True, slots=True)
 class EmbedAsked:
-    """The prompts to embed. formats: those of the response. texts: the inputs, for the response."""
+    """The prompts to embed. formats: the response's formats. texts: the inputs, for the
+    response.
+    """
 
     reads: tuple[ReadRequest, ...]
     model: str | None
@@ -87,7 +89,7 @@ def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> E
 
 
 def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """Read a request to POST /v2/embed. Raises like `read_embeddings`."""
+    """Read a request to POST /v2/embed. Raises InvalidRequest with the field."""
     request = EMBED.read(body, _body_limit(context_length))
     scoring.check_embeds()
     scope, form = request.scope, request.form
@@ -117,7 +119,7 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
 
 
 def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read a request to POST /rerank. Raises like `read_embeddings`."""
+    """Read a request to POST /rerank. Raises InvalidRequest with the field."""
     request = RERANK.read(body, _body_limit(context_length))
     scoring.check_ranks()
     given, limits = request.asked, request.images.part_defaults(scoring.limits)
@@ -134,7 +136,7 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
 
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read a request to POST /score. Raises like `read_embeddings`."""
+    """Read a request to POST /score. Raises InvalidRequest with the field."""
     request = SCORE.read(body, _body_limit(context_length))
     scoring.check_ranks()
     limits = request.images.part_defaults(scoring.limits)

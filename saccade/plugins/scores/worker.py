@@ -1,5 +1,5 @@
-"""Scores of a prompt's tokens: log-probabilities, ranks, and the most likely alternatives. Also
-readings of a prompt, instead of an answer: states, or logits of labels.
+"""Scores of a prompt's tokens: log-probabilities, ranks, and the most likely alternatives. This
+module also computes readings of a prompt, instead of an answer: states, or logits of labels.
 
 The output head is applied to blocks of rows, so that [prompt, vocab] logits need not fit into
 memory. All ranks compute the same blocks, and rank 0 returns the results.

@@ -121,7 +121,7 @@ class ScoreList(Struct):
 def embedding_list(
     read: Sequence[WasRead], vectors: Vectors, written: EncodingFormat, model: str
 ) -> StreamedBody:
-    """Write OpenAI's response in chunks, as it is long."""
+    """Write OpenAI's response in chunks because it is long."""
 
     def pieces() -> Iterator[bytes]:
         before = b""
@@ -141,7 +141,7 @@ def cohere_list(
     formats: Sequence[EncodingFormat],
     texts: Sequence[str],
 ) -> StreamedBody:
-    """Write Cohere's response in chunks, as it is long."""
+    """Write Cohere's response in chunks because it is long."""
 
     def pieces(written: EncodingFormat) -> Iterator[bytes]:
         before = b""

@@ -1,4 +1,4 @@
-"""Estimates the memory of a server: what one request needs, and what full caches take.
+"""Estimates the memory of a server: for a single request, and with full caches.
 
 Uses the decisions of start-up (`engine/sizing.py`), given the bytes of the network and the machine.
 """
@@ -33,7 +33,9 @@ CONTEXT_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The bytes for one purpose: needed for one request, and with full caches."""
+    """The memory for one purpose in bytes: for a single request (`needed`), and with full caches
+    (`full`).
+    """
 
     name: str
     needed: int
@@ -55,11 +57,11 @@ class Estimate:
     """The memory of a server. All sizes are in bytes."""
 
     lines: tuple[Line, ...]
-    tokens: int  # those of the request in `needed`
+    tokens: int  # tokens of the request in `needed`
     kv_token_bytes: int
     state_bytes: int
     embedding_token_bytes: int
-    image_tokens: int  # those of the request's image
+    image_tokens: int  # tokens of the request's image
     total: int  # the memory available to the server
     config: EngineConfig | None  # start-up's decisions; None: it would not start
     refusal: str = ""  # the reason for not starting
@@ -86,7 +88,7 @@ def estimate(
     hardware: Hardware,
     tokens: int,
 ) -> Estimate:
-    """Estimate the memory of a server on `hardware`, whose free bytes are those before loading.
+    """Estimate the memory of a server on `hardware`, whose free bytes are counted before loading.
 
     tokens: the length of one request, which has a large image if the model supports any. Raises
     ConfigError for options that contradict each other.
@@ -123,7 +125,9 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """An image of `LARGE_IMAGE`, or the model's largest if smaller. pixels: when resized."""
+    """The size of a `LARGE_IMAGE`, or of the model's largest image if that is smaller. pixels: the
+    size after resizing.
+    """
 
     tokens: int
     patches: int
@@ -147,7 +151,7 @@ def _caches(
     tokens: int,
     image: ImageSize | None,
 ) -> list[Line]:
-    """Return what one request needs in caches, and their maximum sizes."""
+    """Return the cache memory that one request needs, and the maximum sizes of the caches."""
     size, kept = dials.engine.page_size, dials.settings.quantization.kv_cache_dtype
     page = kv_page_bytes(spec, size, dtype, kept=kept)
     lines = [Line("KV cache", -(-tokens // size) * page, config.kv_pages * page if config else 0)]
@@ -171,7 +175,7 @@ def _work(
     tokens: int,
     image: ImageSize | None,
 ) -> list[Line]:
-    """Return the temporary memory of a step, and on a GPU that of CUDA graphs."""
+    """Return the temporary memory of a step, and on a GPU the memory of CUDA graphs."""
     size = dials.engine.page_size
     if config is not None and config.device == "cuda":
         bounds = config.max_running, config.chunk_tokens, config.context_length, size

@@ -46,7 +46,7 @@ def described_folder(model: str, revision: str | None, mmproj: str | None) -> It
 
 
 def _describe(repo: str, revision: str | None, folder: Path) -> None:
-    from huggingface_hub import HfApi, snapshot_download  # here, as the import is slow
+    from huggingface_hub import HfApi, snapshot_download  # imported here because the import is slow
     from huggingface_hub.errors import NotASafetensorsRepoError
 
     with hub_errors(repo):

@@ -1,4 +1,4 @@
-"""GET /saccade/state: what a server is doing, for the web UI."""
+"""GET /saccade/state: the current activity of a server, for the web UI."""
 
 from saccade.plugin import Plugin
 

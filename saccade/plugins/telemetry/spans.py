@@ -1,9 +1,8 @@
 """Converts timelines to OpenTelemetry spans, and sends them to a collector.
 
-Names are those of OpenTelemetry's semantic conventions for HTTP and for generative AI, and
-otherwise start with `saccade.`. No attribute contains users' text or images. This is the only
-module that imports OpenTelemetry's libraries (extra `otel`), and only the thread of `recorder.py`
-calls it.
+Names follow OpenTelemetry's semantic conventions for HTTP and for generative AI. Other names start
+with `saccade.`. No attribute contains users' text or images. This is the only module that imports
+OpenTelemetry's libraries (extra `otel`), and only the thread of `recorder.py` calls it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The disk tier: a directory of one server, with a safetensors file for each item.
 
 A file is written under a temporary name and renamed when complete. A file that does not match its
-name (`items.py`) is removed when it is listed or read. Files that could not be read stay, as
+name (`items.py`) is removed when it is listed or read. Files that could not be read stay, because
 the error may be temporary, and files with other names are ignored. The directory and its files must
 belong to this server's user, because any other user with write access could forge them. For items
 that require it (`Items.lone`), the directory is locked. If the directory is a symbolic link, writes
@@ -51,8 +51,8 @@ class Folder(Generic[K]):
     def __init__(self, root: Path, items: Items[K], memory: Memory, _nbytes: int) -> None:
         """Open or create the directory.
 
-        memory: allocates the rows that items are read into. _nbytes: unused here, as the engine's
-        index keeps the items within the budget.
+        memory: allocates the rows that items are read into. _nbytes: unused here, because the
+        engine's index keeps the items within the budget.
 
         Raises OSError with the reason if the directory cannot be opened, belongs to another user,
         or is used by another server.
@@ -201,8 +201,8 @@ STORE = Folder
 def locked(path: Path) -> int:
     """Lock a file, and return its descriptor; closing it releases the lock.
 
-    Waits up to `LOCK_SECONDS`, as a killed server may need a moment to exit. Raises OSError if
-    another server still holds the lock.
+    It waits up to `LOCK_SECONDS`, because a killed server may need a moment to exit. Raises OSError
+    if another server still holds the lock.
     """
     handle, until = made_beside(str(path), os.O_RDWR), time.monotonic() + LOCK_SECONDS
     while True:

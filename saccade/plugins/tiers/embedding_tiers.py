@@ -22,7 +22,9 @@ class StoredEmbeddings:
     """The disk tier, which only rank 0 opens. Implements `runtime.tiers.EmbeddingStore`."""
 
     def __init__(self, store: Store[ImageKey], buffers: Buffers | Unbuffered) -> None:
-        """Start the I/O thread. buffers: those of `store`, between the device and the disk."""
+        """Start the I/O thread. buffers: the buffers of `store`, between the device and the
+        disk.
+        """
         self.found, self.shared = store.found, store.shared
         self._thread = Background(store)
         self._buffers = buffers

@@ -29,7 +29,8 @@ PIECE_BYTES = 1 << 30
 
 
 class Slab:
-    """Host memory of `capacity` rows, [capacity, width], allocated in runs. Thread-safe.
+    """Host memory of `capacity` rows, [capacity, width], allocated in runs. This class is
+    thread-safe.
 
     A chunk is usually pinned before its rows are allocated. Until then, copies are slower.
     """
@@ -122,7 +123,9 @@ def open_host(nbytes: int, like: torch.Tensor, copies: Copies | None) -> Tier[Im
 
 
 def open_buffers(like: torch.Tensor, copies: Copies | None) -> Buffers | Unbuffered:
-    """Open the buffers between the device and the disk. Arguments are those of `open_host`."""
+    """Open the buffers between the device and the disk. The arguments are the same as for
+    `open_host`.
+    """
     if copies is None:
         return UNBUFFERED
     row = like.shape[1] * like.element_size()
@@ -188,7 +191,9 @@ class Buffers:
         self._leaving: list[tuple[torch.cuda.Event, torch.Tensor]] = []
 
     def lend(self, count: int) -> torch.Tensor | None:
-        """Lend rows [count, width], or return `None` if too few are free. Thread-safe."""
+        """Lend rows [count, width], or return `None` if too few are free. This method is
+        thread-safe.
+        """
         runs = self._slab.take_rows(count, whole=True)
         if runs is None:
             return None
@@ -197,7 +202,9 @@ class Buffers:
         return rows
 
     def give_rows(self, rows: torch.Tensor) -> None:
-        """Release rows. Rows that this pool did not lend are ignored. Thread-safe."""
+        """Release rows. Rows that this pool did not lend are ignored. This method is
+        thread-safe.
+        """
         if (runs := self._lent.pop(rows.data_ptr(), None)) is not None:
             self._slab.give_rows(runs)
 

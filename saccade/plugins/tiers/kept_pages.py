@@ -11,9 +11,9 @@ of pages, those closer to the root are more valuable, because a missing page mak
 useless. So a use is recorded from the last page of a chain to the first, and the last is evicted
 first.
 
-In each tier, a client's pins are limited to a fraction of the tier. They cover pages that are
-already there and pages that are saved later. A pin in a tier remains if the pin on the device is
-evicted.
+In each tier, a client's pins are limited to a fraction of the tier. They cover the pages that are
+already in the tier and the pages that are saved later. A pin in a tier remains if the pin on the
+device is evicted.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class OffloadedPages:
     def write_page(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
-        """Write slot `page`, and the state in slot `line` after it, to those of `tiers` that lack
+        """Write slot `page`, and the state in slot `line` after it, to each of `tiers` that lacks
         them.
 
         Returns the bytes to write.
@@ -255,7 +255,9 @@ class OffloadedPages:
         )
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Record a use of a chain of pages. names: from its first page on."""
+        """Record a use of a chain of pages. names: the keys of its pages, from the first page
+        on.
+        """
         for tier in self.tiers.values():
             for name in reversed(names):
                 if name in tier:
@@ -276,7 +278,9 @@ class OffloadedPages:
             tier.pin(items, client, seconds)
 
     def hit(self, names: Sequence[bytes], client: str) -> None:
-        """Renew a client's pins on a chain. names: from its first page on."""
+        """Renew a client's pins on a chain. names: the keys of its pages, from the first page
+        on.
+        """
         if self.state_bytes:
             names = [each for name in names for each in (name, state_name(name))]
         for tier in self.tiers.values():

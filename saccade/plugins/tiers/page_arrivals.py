@@ -47,9 +47,9 @@ SMOOTH = 0.3
 FEWEST_TOKENS = 16
 """Minimum prompt tokens in a step whose duration is measured."""
 FIRST_SECONDS = 0.02
-"""The latency of the first page, whatever its size. Rates do not include it."""
+"""The latency of the first page, for any size. Rates do not include it."""
 LEAST = 1e-12
-"""The lower bound of a measured rate in seconds per byte, as 0.0 means unmeasured."""
+"""The lower bound of a measured rate in seconds per byte. 0.0 means unmeasured."""
 NO_GAIN = 0.9
 """A read starts if it should take less than this fraction of the time to compute the tokens."""
 NONE: Mapping[PageTier, float] = {}
@@ -181,7 +181,7 @@ class PageArrivals:
     # ---- finding pages
 
     def of(self, sequence: Sequence) -> Restore:
-        """Return the record of what was loaded for a sequence."""
+        """Return the record of the pages that were loaded for a sequence."""
         if (restore := self._restores.get(sequence)) is None:
             restore = self._restores[sequence] = Restore()
         return restore

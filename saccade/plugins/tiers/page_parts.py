@@ -16,7 +16,7 @@ class PoolParts:
     """One rank's shard of the KV pool: for each layer, a tensor uint8 [slots, bytes]."""
 
     def __init__(self, pages: Sequence[torch.Tensor], lines: torch.Tensor) -> None:
-        """Use the pool's tensors. lines: those of states, [slots, bytes]."""
+        """Use the pool's tensors. lines: the tensors of states, [slots, bytes]."""
         self._pages = pages
         self._lines = [lines]
         self.device = lines.device
@@ -72,6 +72,6 @@ class PageTransfers(Protocol):
 
 
 def by_kind(copies: Sequence[PageCopy]) -> list[tuple[bool, list[PageCopy]]]:
-    """Group copies into those of pages and those of states. Empty groups are left out."""
+    """Group the copies into copies of pages and copies of states. Empty groups are left out."""
     kinds = ((state, [copy for copy in copies if copy.state == state]) for state in (False, True))
     return [(state, found) for state, found in kinds if found]

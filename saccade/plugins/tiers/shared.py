@@ -9,7 +9,7 @@ Only files with these names (`core/store.py`) that belong to this server's user 
 and removed. All other entries are ignored, and symbolic links and pipes are not opened.
 
 Space is reserved under the lock before a byte is written, so the budget is never exceeded. Locks
-are the kernel's (flock), which releases those of an exited server at once, so no lock is ever
+are the kernel's (flock), which releases the locks of an exited server at once, so no lock is ever
 stale. The unlocked drafts of an exited server are removed by the next eviction. After a crash, the
 count in the lock file may be too high, but never too low; the next eviction recounts. Eviction is
 LRU across all models. A server opens only the files that it needs. The first server that computes

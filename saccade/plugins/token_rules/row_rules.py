@@ -1,4 +1,4 @@
-"""Applies `TokenRules` to logits: what earlier tokens forbid or require next.
+"""Applies `TokenRules` to logits: the tokens that earlier tokens forbid or require next.
 
 Owns the tokens of each sequence with rules, on the device, so that sampled tokens are added without
 a host synchronization. A step takes one pass over the tokens, and one over the logits.

@@ -4,8 +4,8 @@
     <arg_key>KEY</arg_key>
     <arg_value>VALUE</arg_value></tool_call>
 
-The line breaks are optional. Strings are verbatim, other values are JSON. This is what
-zai-org/GLM-4.5V's chat_template.jinja instructs the model to write ("output the function name and
+The line breaks are optional. Strings are verbatim, other values are JSON. zai-org/GLM-4.5V's
+chat_template.jinja instructs the model to write calls in this format ("output the function name and
 arguments within the following XML format").
 """
 

@@ -19,7 +19,9 @@ PLUGIN = Plugin(
 
 
 def readable(spec: FamilySpec) -> tuple[Readable, ...]:
-    """Return what this model and installation can read. frames: videos as lists of images."""
+    """Return the kinds of videos that this model and installation can read. frames: videos as lists
+    of images.
+    """
     from saccade.media.content import video_reader
 
     if spec.video is None:

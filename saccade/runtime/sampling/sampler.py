@@ -1,5 +1,5 @@
 """Samples tokens from logits: bans and biases, then penalties, then sampling
-(`kernels/reference/sample.py`), in vLLM's order. Also computes log-probabilities.
+(`kernels/reference/sample.py`), in vLLM's order. It also computes log-probabilities.
 
 Each slot's parameters and token counts are on the device, so that the host can launch the next step
 immediately. A sampled token depends only on its own logits, the seed, and the number of tokens
@@ -246,7 +246,7 @@ class Sampler:
         wants = (
             [at for at, slot in enumerate(draws.rows) if slot in self._tops] if self._tops else []
         )
-        # Log-probabilities are those of the model's distribution, before any edit.
+        # Log-probabilities are from the model's distribution, before any edit.
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
         depends = self._joined.keys() & draws.rows if self._joined else NO_ROWS
         later: RowMasks | None = None

@@ -1,4 +1,4 @@
-"""A cache of what depends only on an image's grid: the vision encoder's position tensors
+"""A cache of data that depend only on an image's grid: the vision encoder's position tensors
 (`GridFacts`, on the device), and the rotary positions of the image's tokens (on the CPU). The model
 family computes both.
 """

@@ -33,7 +33,7 @@ def put_first(device: torch.device) -> None:
 
 class SideStream:
     """A stream for background work, and a stream for copies to the device that need not wait for
-    that work.
+    the background work.
 
     Work is launched on it inside `with side_stream:`. It waits for its uploads and for earlier work
     on the side stream, but for the surrounding stream only after `follow`. To use its results on

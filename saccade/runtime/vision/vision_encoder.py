@@ -177,8 +177,8 @@ class VisionEncoder:
     def advance(self, tower: int) -> list[Encoded]:
         """Run up to `tower` patch-blocks (as in `Plan.tower`) of the encodings in progress.
 
-        Up to half of them go to the encoding that is closest to its end, so that small images
-        overtake large ones. The rest goes to encodings in order, with those that no request waits
+        Up to half of them are for the encoding that is closest to its end, so that small images
+        overtake large ones. The rest is for encodings in order, with those that no request waits
         for last. Returns the embeddings that were completed, or on a GPU launched.
         """
         left = max(0, tower) if tower else math.inf

@@ -190,8 +190,8 @@ def choose_policy(
 def has_int4(ops: Ops, device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if matrices that are stored in 4 bits are kept in 4 bits.
 
-    This is not done for float32 on a CPU, because the kernels quantize activations to 8 bits, which
-    is not what a user of float32 expects.
+    This is not done for float32 on a CPU: the kernels quantize activations to 8 bits, and a user of
+    float32 does not expect that.
     """
     return ops.takes_int4 and (device.type != "cpu" or dtype != torch.float32)
 

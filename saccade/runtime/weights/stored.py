@@ -59,7 +59,7 @@ class StoredTensor(ABC):
     @abstractmethod
     def check(self, part: Part) -> None:
         """Raise CheckpointError unless the tensor exists, in a supported format, with the shape
-        that config.json requires. Also marks the tensor as used.
+        that config.json requires. It also marks the tensor as used.
         """
 
     @abstractmethod
@@ -70,13 +70,14 @@ class StoredTensor(ABC):
 
     def equals(self, _part: Part, _values: torch.Tensor) -> bool:
         """Return True if the rows that `_part` selects have these values, converted to the values'
-        dtype. Always False for a quantized tensor, whose values depend on dequantization.
+        dtype. It is always False for a quantized tensor, because its values depend on
+        dequantization.
         """
         return False
 
     def product(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Matrix | None:
-        """Concatenate the given tensors, of which this is the first, to one matrix in their stored
-        quantized format. Returns `None` if they must be dequantized.
+        """Concatenate the given tensors to one matrix in their stored quantized format. This tensor
+        is the first of them. Returns `None` if they must be dequantized.
         """
         return None
 
@@ -89,8 +90,8 @@ class StoredTensor(ABC):
     def experts(
         self, _stored: Sequence[StoredTensor], _parts: Sequence[Part], _turned: bool, /
     ) -> Fp8Experts | None:
-        """Concatenate experts' tensors as `product` does. If `_turned` is true, they are [experts,
-        in, out] (see `Weights.load_experts`).
+        """Concatenate experts' tensors without dequantizing them, or return `None` if they must be
+        dequantized. If `_turned` is true, they are [experts, in, out] (see `Weights.load_experts`).
         """
         return None
 
@@ -176,7 +177,7 @@ def row_chunks(part: Part) -> Iterator[Part]:
 
 def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None:
     """Raise CheckpointError unless the tensor exists, has one of the formats (safetensors' dtypes),
-    and has the shape of `part`. Also marks it as used.
+    and has the shape of `part`. It also marks it as used.
     """
     files.mark_asked([part.name])
     if part.name not in files:

@@ -1,6 +1,6 @@
 """Access to the tensors in a checkpoint's files, in safetensors or in a plugin's format, by the
 names that layers use. It can describe tensors, read slices of them, and list tensors that no layer
-uses. Also reports the progress of loading.
+uses. It also reports the progress of loading.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ class ImageAliases:
                 self._rename(sequence, image.key, other)
 
     def reclaim(self, sequence: Sequence) -> list[ImageKey]:
-        """Return a sequence's images to their own keys where the embedding of the other image was
-        evicted.
+        """Use an image's own key again if the embedding of the other image was evicted.
 
         Returns the keys that the sequence no longer uses.
         """

@@ -14,11 +14,11 @@ This module manages the states asked, arrived, encoding, ahead and unsaved, and 
 (`slots.py`). `cache/embeddings.py` manages the tiers and reads from disk.
 
 Resources are granted in order of urgency: to running sequences first, then to waiting ones in the
-order of their turns. There is no deadlock, because the first image that is missing may take
-whatever it lacks: slots of pixels that arrived too early, and device memory of prefetched
-embeddings. If a running sequence would otherwise be stuck, the device's budget may be exceeded. A
-slot that is being written, or read by the vision encoder, stays in use until the front or the
-workers report the end.
+order of their turns. There is no deadlock, because the first missing image may take the resources
+that it lacks: slots of pixels that arrived too early, and device memory of prefetched embeddings.
+If a running sequence would otherwise be stuck, the device's budget may be exceeded. A slot that is
+being written, or read by the vision encoder, stays in use until the front or the workers report the
+end.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ class ImageScheduler:
         return key not in self._under_way and self._embeddings.ready(key)
 
     def missing(self, sequence: Sequence) -> ImageKey | None:
-        """Return the first image that the sequence still needs and that is not available, if
-        any.
-        """
+        """Return the first unavailable image that the sequence still needs, if any."""
         upcoming = sequence.upcoming(sequence.images_end)
         return next((image.key for _, image in upcoming if not self.showable(image.key)), None)
 
@@ -129,7 +127,7 @@ class ImageScheduler:
 
     def ask_early(self, sequence: Sequence) -> None:
         """Request a new sequence's images before the next plan, unless an earlier sequence could
-        not request all of its own.
+        not request all of its images.
         """
         self._reclaim(sequence)
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
@@ -429,7 +427,7 @@ class ImageScheduler:
         return here.awaits is None
 
     def tower(self, decodes: bool, beside: bool) -> int:
-        """Compute `Plan.tower`. It is 0 for no limit, and also if no image is being encoded.
+        """Compute `Plan.tower`. It is 0 if there is no limit, or if no image is being encoded.
 
         An image that only background requests need is encoded in parts. It pauses if the step has
         other work (`beside`), unless its space is needed.
@@ -517,8 +515,8 @@ class ImageScheduler:
     def _patches_encoding(self, *, awaited: bool = False) -> list[int]:
         """Return the number of patches of each image that is being encoded.
 
-        Embeddings from another server are left out, as they are loaded within their step. awaited:
-        also leave out images that only background requests need.
+        Embeddings from another server are left out because they are loaded within their step.
+        awaited: also leave out images that only background requests need.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [
@@ -528,8 +526,8 @@ class ImageScheduler:
         ]
 
     def _awaited(self, key: ImageKey) -> bool:
-        """Return True if a sequence that is not `idle` needs the image, or one that waits for its
-        tiles.
+        """Return True if a sequence that is not `idle` needs the image, or another image that waits
+        for this image's tiles.
         """
         keys = [key, *(other for other, each in self._under_way.items() if each.awaits == key)]
         return any(not sequence.idle for each in keys for sequence in self._needed_by(each))
@@ -542,9 +540,10 @@ class ImageScheduler:
     def _within_step(self, here: InFlightImage, builder: PlanBuilder) -> bool:
         """Return True if the step may start to encode the image.
 
-        One image always may. More may within the limit on patches. An embedding from another server
-        does not count. If an encoding was started for a background request, and other requests need
-        it by now, it must end first, because the workers still give it a low priority.
+        One image may always be encoded, and more within the limit on patches. An embedding from
+        another server does not count. If an encoding was started for a background request, and
+        other requests need it by now, it must end first, because the workers still give it a low
+        priority.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         if any(each.idle and self._awaited(each.image.key) for each in encoding):
@@ -582,15 +581,15 @@ class ImageScheduler:
         """Free space for the first missing image, by releasing embeddings that were encoded in
         advance.
 
-        Those of the sequence's next images are kept, if work in progress could still free enough
-        space.
+        The embeddings of the sequence's next images are kept if work in progress could still free
+        enough space.
         """
         horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
         self._release_prefetched({each.key for _, each in sequence.upcoming(horizon)})
         idle = sequence.run is None and not (builder.works or self._patches_encoding())
         if idle and not self._embeddings.fits(image.num_tokens):
-            # They were encoded while more of the sequence's prefix was cached. As nothing is in
-            # progress, no other event would free this memory.
+            # They were encoded while more of the sequence's prefix was cached. Nothing is in
+            # progress, so no other event would free this memory.
             self._release_prefetched({each.key for _, each in sequence.upcoming(start)})
 
     def _encode(self, sequence: Sequence, here: InFlightImage, walk: ImageScan) -> None:
@@ -672,9 +671,9 @@ class ImageScheduler:
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that the slots in use are those of images in flight.
+        """Assert that exactly the slots of images in flight are in use.
 
-        Also asserts that arrived pixels, and embeddings in the ahead state, are needed by some
+        It also asserts that arrived pixels, and embeddings in the ahead state, are needed by some
         sequence.
         """
         slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())

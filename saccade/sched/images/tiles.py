@@ -1,5 +1,5 @@
-"""An index of tiles: which images' embeddings contain which tile, so that each tile is encoded only
-once.
+"""An index from each tile to the images whose embeddings contain it, so that each tile is encoded
+only once.
 
     pixels arrive, with tiles' hashes ──▶ rows in another image's embedding are copied from there
                                       ├──▶ if another image with the tile is being encoded, wait
@@ -160,7 +160,7 @@ class TileIndex:
         return tokens, tuple(pieces)
 
     def forget(self) -> None:
-        """Clear the index, as the embeddings were flushed."""
+        """Clear the index because the embeddings were flushed."""
         self._names.clear()
         self._images_by_tile.clear()
         self._encoding.clear()

@@ -60,7 +60,7 @@ class PageLoads(Protocol):
         ...
 
     def admitted(self, sequence: Sequence, computed: int) -> None:
-        """Record which cached tokens of a sequence were loaded, as it is being admitted."""
+        """Record which cached tokens of a sequence were loaded when it is admitted."""
         ...
 
     def left(self, sequence: Sequence) -> None:

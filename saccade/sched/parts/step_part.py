@@ -1,8 +1,8 @@
-"""Parts of a step: optional features of a scheduler, each with its own state per sequence.
+"""Optional features of the scheduler, called parts, each with its own state per sequence.
 
-`Parts` creates the parts that the limits, the caches and the requests need. The scheduler calls the
-methods of `StepPart` on each, without depending on any particular part. A part overrides the
-methods that it needs.
+`Parts` creates the parts that the limits, the caches and the requests require. The scheduler calls
+the methods of `StepPart` on each part, and depends on no particular one. A part overrides only the
+methods that it uses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartContext:
-    """The constructor argument of a part."""
+    """The argument of a part's constructor."""
 
     limits: SchedulerLimits
     pool: PagePool
@@ -38,10 +38,12 @@ class PartContext:
 
 
 class StepPart:
-    """Callbacks during a run, from its admission to its end, and for plans in flight."""
+    """The callbacks of a part. The scheduler calls them while a sequence runs, from its admission
+    to its end, and for plans in flight.
+    """
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """A run starts, after the last of its cached pages."""
+        """A sequence starts to run, after the last of its cached pages."""
 
     def decode(
         self,
@@ -97,7 +99,7 @@ class StepPart:
         return outcomes
 
     def skipped(self, run: Run) -> None:
-        """Steps were skipped: undo what was recorded for tokens from `run.planned` on."""
+        """Steps were skipped: undo the records for tokens from `run.planned` on."""
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:
         """The KV from `before` to `run.computed` is now valid, and its full pages are in the prefix
@@ -108,7 +110,7 @@ class StepPart:
         """A run has ended. `run.node` is its last full page. reason: None if it was preempted."""
 
     def flush(self) -> None:
-        """Drop state that refers to cached content, as the caches are being cleared."""
+        """Drop state that refers to cached content, when the caches are cleared."""
 
     def measure(self, metrics: Metrics) -> None:
         """Copy counters and gauges to the metrics."""

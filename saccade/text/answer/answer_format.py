@@ -1,7 +1,7 @@
 """The formats in which a model writes tool calls and reasoning: set by the operator, or detected in
 the chat template.
 
-The tool-call formats are those of Qwen-VL, in `formats/`, and those of plugins.
+The tool-call formats are Qwen-VL's, in `formats/`, and the formats of plugins.
 """
 
 from __future__ import annotations

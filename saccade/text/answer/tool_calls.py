@@ -21,7 +21,7 @@ from saccade.text.answer.tool_format import CallReader, ToolFormat
 
 _SPACE = " \t\r\n"
 _MAX_RESCANS = 4
-"""How many invalid calls of a response are searched for other calls, as each search takes time."""
+"""How many invalid calls of a response are searched for other calls. Each search takes time."""
 
 
 class ToolCalls:

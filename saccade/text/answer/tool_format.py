@@ -1,8 +1,8 @@
 """The interface of tool-call formats: detection in templates, parsing, and grammar.
 
-A format is data, which every server imports, and names a module with its code, which is imported
+A format is data, and every server imports it. It names a module with its code, which is imported
 when a response may contain calls. `answer_format.py` finds the formats of Qwen-VL, in `formats/`,
-and those of plugins.
+and the formats of plugins.
 """
 
 from __future__ import annotations

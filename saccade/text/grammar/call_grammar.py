@@ -145,5 +145,5 @@ def json_call(name: str, arguments: str, end: str = "}") -> str:
 
 
 def as_object(schema: Any) -> dict[str, Any]:
-    """Return the schema restricted to objects, as arguments must be one."""
+    """Return the schema restricted to objects because arguments must be one."""
     return {"type": "object", **(schema if isinstance(schema, dict) else {})}

@@ -66,7 +66,7 @@ def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
     """Return the output format that a request requires, or `None` if any text is allowed.
 
     It is in `response_format`, `structured_outputs` or `guided_*`. Raises InvalidRequest with the
-    field, also if more than one of them is set.
+    field if one is invalid, or if more than one is set.
     """
     structured = fields.get("structured_outputs")
     constraints = [
@@ -118,7 +118,7 @@ def read_response_format(
 def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
     """Read the named schema of `response_format.json_schema`, or of `text.format` in Responses.
 
-    `strict` has no effect, as schemas are always enforced. Raises InvalidRequest.
+    `strict` has no effect, because schemas are always enforced. Raises InvalidRequest.
     """
     name = value.get("name")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):

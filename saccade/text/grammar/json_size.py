@@ -1,4 +1,4 @@
-"""Measures JSON values without recursion, as clients may nest them arbitrarily."""
+"""Measures JSON values without recursion, because clients may nest them arbitrarily."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class _Found:
 
 
 _CALL = {"id": "callprobe", "type": "function", "function": {"name": "look", "arguments": {}}}
-"""Its id has nine letters, as some templates require."""
+"""Its id has nine letters because some templates require that."""
 
 
 def _word(role: str) -> str:

@@ -48,8 +48,8 @@ class Literals:
         self._plain.encode_special_tokens = True
         added = tokenizer.backend.get_added_tokens_decoder()
         self._special = {token.content: i for i, token in added.items() if token.special}
-        # As the tokenizer searches for them: the leftmost, then the longest. Adjacent white space
-        # may belong to the token.
+        # The tokenizer searches for them in this order: the leftmost, then the longest. Adjacent
+        # white space may belong to the token.
         names = sorted(added.values(), key=lambda token: -len(token.content))
         self._pattern = re.compile(
             "|".join(
@@ -168,7 +168,7 @@ class Literals:
 
 
 def _key_characters(names: Sequence[str]) -> list[str]:
-    """Choose characters such that each name contains at least one of them.
+    """Choose characters so that each name contains at least one of them.
 
     They should be few, and rare in the logic of templates.
     """

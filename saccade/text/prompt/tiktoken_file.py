@@ -30,7 +30,7 @@ class CutRules:
     """Settings of a tokenizer class that are not in its file."""
 
     split: str  # the regular expression that splits text into pieces
-    reserved: int  # number of special tokens that follow those of the file
+    reserved: int  # number of special tokens that follow the tokens of the file
     unnamed: str  # format of their names, if tokenizer_config.json does not have them
 
 
@@ -101,7 +101,9 @@ def _read_ranks(path: Path) -> dict[str, int]:
 def _reserved(
     path: Path, rules: CutRules, first: int, settings: Mapping[str, Any]
 ) -> list[AddedToken]:
-    """Return the tokens that follow those of the file. path: the settings' file, for errors."""
+    """Return the tokens that follow the tokens of the file. path: the settings' file, for
+    errors.
+    """
     names = {first + at: rules.unnamed.format(first + at) for at in range(rules.reserved)}
     plain = set[int]()
     try:

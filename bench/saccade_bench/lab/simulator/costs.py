@@ -240,7 +240,7 @@ def load_profile(options: MachineOptions, spec: FamilySpec | None) -> Profile:
 
 
 def _of_model(machine: Machine, spec: FamilySpec) -> Machine:
-    """Replace the sizes by those of a checkpoint with 16-bit KV and embeddings."""
+    """Replace the sizes by the sizes of a checkpoint with 16-bit KV and embeddings."""
     return replace(
         machine,
         rules=qwen(spec).images,

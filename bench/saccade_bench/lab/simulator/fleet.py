@@ -116,7 +116,9 @@ class Simulation:
         routing: Routing = "random",
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`names` are those of the replicas. `on_end` is called whenever a request has ended."""
+        """`names` are the names of the replicas. `on_end` is called whenever a request has
+        ended.
+        """
         self._on_end = on_end
         self._trace = trace
         self._costs = costs

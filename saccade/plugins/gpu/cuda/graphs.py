@@ -104,7 +104,7 @@ class GraphRunner(Generic[Inputs]):
     ) -> None:
         """Capture the graphs, the largest first.
 
-        `progress`: the title of a progress bar. By default, there is none.
+        `progress`: the title of a progress bar. There is none by default.
         `unit`: all sizes are multiples of it.
         `prepare`: called with the work of all sizes before the first capture.
         """
@@ -233,6 +233,6 @@ def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
     """Return a capture function for graphs that are replayed one at a time.
 
     Graphs that may run concurrently, such as the vision encoder's and the language model's, need
-    separate memory pools and workspaces. priority: that of the kernels.
+    separate memory pools and workspaces. priority: the priority of the kernels.
     """
     return CudaCapture(priority) if like.is_cuda else eager

@@ -22,8 +22,8 @@ ROWS_PER_SEGMENT = 16
 run eagerly.
 """
 MAX_UNBOUNDED = 32
-"""The limit for segments that may be as long as the graph: each one launches blocks for N rows,
-most of which have no work.
+"""The limit for segments that may be as long as the graph: each one launches blocks for N rows, and
+most blocks have no work.
 """
 
 
@@ -53,7 +53,7 @@ class CapturedPacks:
         return self._runner.largest
 
     def run(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> torch.Tensor | None:
-        # Fill the buffers only just before a replay, as all packs share them.
+        # Fill the buffers only just before a replay because all packs share them.
         return self._runner.run(
             sum(map(len, rows)), lambda inputs: self._buffers.fill(inputs, rows, facts)
         )

@@ -96,8 +96,8 @@ class CapturedSteps:
         )
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest frame for `rows` rows, of which `decoding` decode, and `tokens`
-        tokens.
+        """Return the smallest frame for `rows` rows and `tokens` tokens, where `decoding` of the
+        rows decode.
 
         Returns `None` if the step is too large for all frames.
         """
@@ -114,7 +114,7 @@ class CapturedSteps:
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
         """Replay the graph for `frame` and return its states [tokens of the frame, hidden].
 
-        The states are those of the staged step, with padding. The next replay overwrites them.
+        The states are from the staged step, with padding. The next replay overwrites them.
         shown: the embeddings of the step's images.
         """
 

@@ -24,7 +24,7 @@ BLANK = -1
 def prepare(start: Start) -> tuple[bool, str]:
     """Implement `runtime.start.Prepare`: launch every kernel once, compiling several at a time.
 
-    All ranks take part. Returns False, as batch invariance is not measured on GPUs.
+    All ranks take part. Returns False because batch invariance is not measured on GPUs.
     """
     launch = partial(_launch_all, start)
     if compile_abreast := start.net.ops.compiler(start.like.device, start.ranks):

@@ -1,4 +1,4 @@
-"""Which FlashAttention packages are installed, and their functions, which are loaded on demand.
+"""The installed FlashAttention packages, and their functions, which are loaded on demand.
 
 Detection does not import a package, since that would import torch.
 """
@@ -38,7 +38,7 @@ def find_fa3() -> str | None:
 def load_fa3(function: str) -> Callable[..., Any]:
     """Return the FlashAttention-3 function of this name, which is the same in all packages.
 
-    Raises ImportError if the library is missing, and whatever importing a broken package raises.
+    Raises ImportError if the library is missing, and any exception from importing a broken package.
     """
     package = find_fa3()
     if package is None:

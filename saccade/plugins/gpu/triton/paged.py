@@ -1,7 +1,7 @@
 """`paged.paged_attention_reference` as Triton kernels, which read keys and values from the pages.
 
-Sequences with one new token (decode) use `triton/paged_decode.py`. All others share one launch,
-whatever their number and lengths. With few tokens, the keys are split, and a second launch merges
+Sequences with one new token (decode) use `triton/paged_decode.py`. All others share one launch, for
+any number of rows and any lengths. With few tokens, the keys are split, and a second launch merges
 the partial results. Query heads that share a KV head are rows of one product. Grids depend only on
 the numbers of sequences and tokens. In a layer with a window, blocks of keys that none of a block's
 queries attend to are skipped. The window is a compile-time constant, so layers without one pay

@@ -85,7 +85,7 @@ def launch(
     *,
     halves: bool,
 ) -> None:
-    """Compute `rotary.rotate_` in one launch. The arguments are those of a `Rotation`."""
+    """Compute `rotary.rotate_` in one launch. The arguments are the fields of a `Rotation`."""
     assert x.stride(-1) == 1, "a head's values lie next to each other"
     assert cos.is_contiguous() and sin.is_contiguous()
     tokens, heads, _ = x.shape

@@ -70,7 +70,7 @@ class CandidateRules:
     def _best(self, size: Size, most: int) -> Size:
         """Return the candidate that keeps most pixels of the image, up to its own number.
 
-        Ties go to the candidate with the smallest unused area, then to the first.
+        Ties are resolved by the smallest unused area, then by order.
         """
         height, width = size
         best, chosen = (0, 0), (self.side, self.side)

@@ -1,4 +1,5 @@
-"""A DeepSeek-VL2 checkpoint's settings, without tensors: sizes, prompts, what is cached per token.
+"""A DeepSeek-VL2 checkpoint's settings, without tensors: sizes, prompts, and the cached data per
+token.
 
 Does not import torch.
 """

@@ -129,8 +129,8 @@ class DeepseekTower:
 def lines(grid: Grid, edge: int) -> npt.NDArray[np.int64]:
     """Return each image token's source row.
 
-    The source has the tiles' tokens (edge x edge each), then those of the whole image, a newline
-    and a separator.
+    The source has the tiles' tokens (edge x edge each), then the tokens of the whole image, a
+    newline and a separator.
     """
     rows, columns = grid
     count = rows * columns * edge**2

@@ -1,6 +1,7 @@
 """The shapes of dots.ocr's language model and vision encoder, from `config.json`.
 
-The language model's fields, those of a Qwen2, are at the top level. Does not import torch.
+The language model's fields are at the top level. They are the fields of a Qwen2. Does not import
+torch.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ TEXT = Layered(
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight = source.sight
     vision = siglip_config(sight, "siglip_vision_model") | {"vision_use_head": False}
     merge = max(1, sight.integer("projector.scale_factor", 4))

@@ -1,4 +1,4 @@
-"""The layout of a Gemma 3 image: one square with a fixed number of tokens, whatever its shape.
+"""The layout of a Gemma 3 image: one square with a fixed number of tokens, for any aspect ratio.
 
 Does not import torch.
 """

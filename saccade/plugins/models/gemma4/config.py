@@ -39,7 +39,7 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Placeholder tokens. They are embedded as `padding`, as their embeddings get replaced."""
+    """Placeholder tokens. They are embedded as `padding` because their embeddings get replaced."""
 
     tokens: tuple[int, ...]
     padding: int
@@ -161,7 +161,7 @@ NO_TOWER = TowerConfig(
 
 
 def read_kind(config: Section) -> str:
-    """Return the model type, one of `KINDS`, also for a text-only model."""
+    """Return the model type, one of `KINDS`. Text-only models have one too."""
     kind = config.text("model_type", default=KINDS[0]).removesuffix("_text")
     return kind if kind in KINDS else KINDS[0]
 

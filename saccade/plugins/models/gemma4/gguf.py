@@ -157,13 +157,15 @@ def _ropes(fields: MetadataFields) -> dict[str, Any]:
 
 
 def tower_names(file: GgufFile) -> NamedTensors:
-    """Name the vision encoder's tensors. Those of the audio encoder get names that are unused."""
+    """Name the vision encoder's tensors. The audio encoder's tensors get unused names."""
     for name, made in TOWER(file):
         yield (f"model.audio_tower.{name}" if name.startswith(("a.", "mm.a.")) else name), made
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "gemma4_vision")
     heads, queries = vision["num_attention_heads"], sight.tensor("v.blk.0.attn_q.weight").shape[0]

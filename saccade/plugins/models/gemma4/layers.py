@@ -119,7 +119,7 @@ def read_ropes(text: Section) -> tuple[Rope, Rope]:
     """Return the rotary embeddings for layers with windows, and for the others. Raises
     CheckpointError.
     """
-    if text.has("rope_scaling"):  # it would apply to all layers, in place of rope_parameters
+    if text.has("rope_scaling"):  # it would apply to all layers, instead of rope_parameters
         raise CheckpointError(f"{text.where}: rope_scaling is not supported: use rope_parameters")
     return _rope(text, NEAR), _rope(text, FULL)
 

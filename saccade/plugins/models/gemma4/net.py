@@ -44,7 +44,7 @@ class Gemma4Model(FamilyModel):
         return Gemma4Decoder(weights, self.spec.text, shard)
 
     def harmless(self, name: str) -> bool:
-        """Also accept keys and values stored for layers that use those of another layer."""
+        """Also accept keys and values stored for layers that use another layer's."""
         if found := KEYS.match(name):
             layer, layers = int(found[1]), self.spec.text.layers
             return layer < len(layers) and layers[layer].source != layer

@@ -26,8 +26,8 @@ from saccade.plugins.models.gemma4.images import BUDGETS, NO_IMAGES, BudgetRules
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Options(FamilyOptions):
-    """max_soft_tokens: the maximum tokens of an image, one of `BUDGETS`, as far as the vision
-    encoder has positions. By default, the image processor's.
+    """max_soft_tokens: the maximum tokens of an image, one of `BUDGETS` that the vision encoder has
+    positions for. The default is the image processor's value.
     """
 
     max_soft_tokens: str = ""

@@ -43,7 +43,7 @@ class PartialRope:
 
 
 class Gemma4Attention:
-    """Attention whose keys and values may be those of another layer.
+    """Attention that may use the keys and values of another layer.
 
     Queries, keys and values are normalised, values without weights. Scores are not scaled.
     """
@@ -287,8 +287,8 @@ class Gemma4Decoder:
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """Return the states [T, hidden] after the last layer.
 
-        Token embeddings are scaled, but image embeddings are not. The per-layer embeddings of image
-        tokens are those of the padding token.
+        Token embeddings are scaled, but image embeddings are not. Image tokens have the per-layer
+        embedding of the padding token.
         """
         tokens = batch.tokens
         if len(self.silent):

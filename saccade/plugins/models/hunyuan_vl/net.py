@@ -68,8 +68,8 @@ def _still(rotation: Rotation) -> Rotation:
 
 
 class HunyuanModel(FamilyModel):
-    """Tensor names become `vision_tower.*`, `language_model.*` and `lm_head.weight`, with those of
-    `nn/decoder.py` within layers.
+    """Tensor names become `vision_tower.*`, `language_model.*` and `lm_head.weight`. Within layers,
+    they are the names in `nn/decoder.py`.
     """
 
     spec: HunyuanSpec

@@ -37,7 +37,9 @@ BICUBIC = 3
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "internvl_vision") | {
         "hidden_act": "gelu",

@@ -26,7 +26,7 @@ QIANFAN = (
     (r"^mlp1\.3\.", "multi_modal_projector.linear_2."),
     (r"^language_model\.encoder\.layers\.", "language_model.layers."),  # transformers 5.23 saves so
 )
-"""The names in Qianfan-OCR's files, which are those of the first InternVL."""
+"""The names in Qianfan-OCR's files, which are the same as in the first InternVL."""
 
 
 class InternVLModel(FamilyModel):

@@ -45,7 +45,7 @@ class AxialTower:
         return patches // self.merge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Return the facts of a grid whose last two numbers are rows and columns of patches."""
+        """Return the facts of a grid. Its last two numbers are the rows and columns of patches."""
         *_, height, width = grid
         # The row rotates the first half of a head, the column the second.
         places = np.stack(merged_order(height, width, self.merge))  # [2, N]

@@ -66,8 +66,8 @@ def read_hybrid(
 def hybrid_caches(
     text: TextConfig, hybrid: HybridConfig, ranks: int
 ) -> tuple[AttentionShape | tuple[Cache, ...], ...]:
-    """Return what each layer caches on one of `ranks` ranks: keys and values, or a state per
-    sequence.
+    """Return the cached state of each layer on one of `ranks` ranks: keys and values, or a state
+    per sequence.
     """
     delta = hybrid.delta
     shape = (delta.value_heads // ranks, delta.key_dim, delta.value_dim)

@@ -94,7 +94,9 @@ def text_names(file: GgufFile) -> NamedTensors:
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "siglip2_vision_model")
     del vision["image_size"]  # images keep their aspect ratio

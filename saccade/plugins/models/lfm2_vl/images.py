@@ -1,7 +1,7 @@
 """The layout of an LFM2-VL image. It keeps its aspect ratio, unless it is large: then it is divided
 into square tiles, followed in most checkpoints by a thumbnail of the whole image.
 
-Sizes are exactly those of transformers' image processor. Does not import torch.
+Sizes are exactly the same as in transformers' image processor. Does not import torch.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def tile_grid(size: Size, tile: int, fewest: int, most: int) -> tuple[int, int]:
     """Return the rows and columns of tiles, in the grid closest to the image's aspect ratio.
 
     Of equally close grids, the last one with fewer than twice the image's pixels wins. Candidates
-    are in transformers' order, which is that of a set.
+    are in transformers' order: the order of a set.
     """
     height, width = size
     shapes = {

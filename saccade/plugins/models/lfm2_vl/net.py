@@ -49,7 +49,7 @@ class ShortConvolution:
 
 class Lfm2Model(FamilyModel):
     """Tensor names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`, with those of `nn/decoder.py` within layers.
+    `lm_head.weight`. Within layers, they are the names in `nn/decoder.py`.
     """
 
     spec: Lfm2Spec

@@ -1,5 +1,5 @@
 """An LFM2-VL checkpoint's settings, without tensors: sizes, prompts in which tokens name the row
-and column of each tile, and what is cached per token or sequence.
+and column of each tile, and the cached data per token or sequence.
 
 Does not import torch.
 """

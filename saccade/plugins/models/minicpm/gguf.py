@@ -38,7 +38,9 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight = source.sight
     vision = siglip_config(sight, "minicpmv4_6_vision")
     scale, merge = vision["image_size"], sight.integer("projector.scale_factor", 4)

@@ -1,7 +1,7 @@
 """The layout of a MiniCPM-V image: it keeps its aspect ratio. A large one is also divided into a
 grid of slices.
 
-Sizes are exactly those of transformers' image processor. Does not import torch.
+Sizes are exactly the same as in transformers' image processor. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.minicpm.config import MergingTower, Sibling, read_mode
 
 MARGIN = 1.25
-"""How much a slice's aspect ratio may exceed the ideal one, as slices have whole pixels."""
+"""How much a slice's aspect ratio may exceed the ideal one. Slices have whole pixels."""
 UPSIZES = ("always", "never")
 """Whether an image with fewer pixels than a slice is enlarged (`small_image_upsize`)."""
 RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
@@ -185,7 +185,7 @@ def slice_size(size: Size, grid: tuple[int, int], scale: int, unit: int) -> Size
 def _multiple(length: float, of: int) -> int:
     """Return the multiple of `of` nearest to `length`, at least `of`.
 
-    Ties go to the even multiple (Python's `round`).
+    Ties round to the even multiple (Python's `round`).
     """
     return max(round(length / of) * of, of)
 

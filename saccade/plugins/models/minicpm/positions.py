@@ -51,7 +51,7 @@ def _box(rows: Positions, columns: Positions) -> Positions:
 def _spread(count: int, length: int) -> Positions:
     """Spread `count` tokens over `length` positions, including both ends.
 
-    Rounds like `torch.linspace` in float32: ties go to the even position.
+    Rounds like `torch.linspace` in float32: ties round to the even position.
     """
     if count == 1:
         return np.zeros(1, np.int64)

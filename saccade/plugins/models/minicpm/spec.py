@@ -1,5 +1,5 @@
-"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, what is cached per token or
-sequence.
+"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, and the cached data per token
+or sequence.
 
 The text before an image contains its index among the prompt's images, so the image's own tokens do
 not depend on it. Does not import torch.
@@ -57,7 +57,7 @@ MARKS = {
 
 @dataclass(frozen=True, slots=True)
 class MiniCPMOptions(FamilyOptions):
-    """downsample_mode: a key of `MERGES`. By default, that of config.json."""
+    """downsample_mode: a key of `MERGES`. The default is the value in config.json."""
 
     downsample_mode: str = ""
 
@@ -88,10 +88,10 @@ class SlicePlaceholder(Placeholder):
     def expand(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Like `Placeholder.expand`.
+        """Expand the placeholder as `Placeholder.expand` does.
 
-        Also raises InvalidRequest if there are more images than indices. The frames of a video have
-        no index.
+        It also raises InvalidRequest if there are more images than indices. The frames of a video
+        have no index.
         """
         numbered = len(images) - sum(time is not None for time in times)
         if self.numbers and numbered > len(self.numbers):
@@ -145,9 +145,9 @@ class CanvasSpec(MiniCPMSpec):
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Like `FamilySpec.expand_prompt`.
+        """Expand the prompt as `FamilySpec.expand_prompt` does.
 
-        Also raises InvalidRequest for an image's start marker without an image. The marker's
+        It also raises InvalidRequest for an image's start marker without an image. The marker's
         position depends on the image after it, and a KV page may end between the two.
         """
         (mark,) = self.placeholder.before

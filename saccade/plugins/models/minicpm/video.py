@@ -25,7 +25,7 @@ VIDEO = "<|video_pad|>"
 """Marks a video in a chat template. The prompt has it for each embedding of the frames."""
 NUMBER = "<image_id>{}</image_id>"
 TENTH = 0.1
-"""The interval in seconds of the frames from which those of a long video are chosen."""
+"""The frames of a long video are chosen from frames at this interval in seconds."""
 BICUBIC = 3
 
 
@@ -66,7 +66,7 @@ class FrameRules:
     def recipe(
         self, count: int, height: int, width: int, options: VideoOptions
     ) -> PreprocessParams:
-        """Return the parameters for a frame. Bounds count its pixels like those of an image."""
+        """Return the parameters for a frame. Bounds count its pixels like an image's."""
         bounds = self.slices.pixel_bounds
         most = options.max_pixels or bounds.max_pixels
         if options.total_pixels is not None:

@@ -2,8 +2,8 @@
 
 A patch's learned position depends on its place in the view. After one of the layers, 2 x 2 patches
 attend to each other and become one, and 2 x 2 of these become a token. A token's rows are
-contiguous, and so are those of each 2 x 2 patches within it, so that merging them is a view. Each
-view of an image is a segment.
+contiguous, and so are the rows of each 2 x 2 patches within it, so that merging them is a view.
+Each view of an image is a segment.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class MiniCPMTower:
     def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
         """Run the merger on each cut, given by its output rows.
 
-        Yields costs that add up to what `MergingTower.depth` counts in addition to layers.
+        Yields costs that add up to the part of `MergingTower.depth` that exceeds the layers.
         """
         config, found = self.config, []
         each = FOUR * (config.depth - config.insert - 1) - config.layers_after

@@ -1,7 +1,8 @@
 """The spec of a Qwen3.5 checkpoint.
 
-Images, prompts and positions are those of Qwen3-VL, but the vision encoder has no deepstack levels.
-Layers of the language model cache keys and values, or a state per sequence. Runs without torch.
+Images, prompts and positions are the same as in Qwen3-VL, but the vision encoder has no deepstack
+levels. Layers of the language model cache keys and values, or a state per sequence. Runs without
+torch.
 """
 
 from __future__ import annotations

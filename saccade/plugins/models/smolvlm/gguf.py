@@ -17,11 +17,13 @@ NAMES = TowerNames(
 )
 LANCZOS = 1
 EDGES = 4
-"""The default number of tiles along the longer edge, that of all published models."""
+"""The default number of tiles along the longer edge, as in all published models."""
 
 
 def see(source: Source) -> Seen:
-    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
+    """Read the configuration and the other JSON files from the vision encoder's file. Raises
+    CheckpointError.
+    """
     sight = source.sight
     vision = siglip_config(sight, "smolvlm_vision")
     processor = {

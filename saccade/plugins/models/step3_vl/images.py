@@ -1,9 +1,9 @@
 """The layout of a Step3-VL image: square crops, row by row, followed by the whole image resized to
 a square.
 
-The plan is exactly that of the published processor. transformers' processor for Step-3.7 may plan
-one crop more or less if rounding decides at SNAP_UP. A crop that extends beyond the image is padded
-as in the published processor, whereas transformers' stretches it. Does not import torch.
+The plan is exactly the published processor's. transformers' processor for Step-3.7 may plan one
+crop more or less if rounding decides at SNAP_UP. A crop that extends beyond the image is padded as
+in the published processor, whereas transformers' stretches it. Does not import torch.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ HUB = (
     (r"\.mlp\.c_proj\.", ".mlp.fc2."),
     (r"\.ls_([12])\.gamma$", r".lambda_\1"),
 )
-"""Maps the Hub's names to those of transformers' `step3p7`."""
+"""Maps the Hub's names to the names in transformers' `step3p7`."""
 
 
 class Step3VLModel(FamilyModel):

@@ -204,7 +204,9 @@ class PerceptionTower:
         return GridFacts(columns, segments=(tuple(patches),))
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Map a canvas to rows: those of its crops, row by row, then those of the whole image."""
+        """Map a canvas to rows: the rows of its crops, row by row, then the rows of the whole
+        image.
+        """
         if len(facts.segments[0]) == 1:
             return self.view_embed(pixels[None])
         crop, whole = self.rules.sides.crop, self.rules.sides.whole
