@@ -1,5 +1,5 @@
-"""A GPU machine that is lent for minutes, has no network, and hands back few files: what the check
-needs is carried there, its commands end in time, and what ends them takes nothing back.
+"""A GPU machine that is available for minutes, has no network, and returns few files: the check
+brings its dependencies, its commands end in time, and stopping a command loses no results.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from saccade_bench.gpu_check.run import StageRunner
 from saccade_bench.gpu_check.stages import COMMANDS, STAGES, Stage, most_seconds
 from tests.helpers.breadth import broad
 
-# ---- what is carried there
+# ---- files for the GPU machine
 
 
 def canonical(name: str) -> str:
@@ -47,7 +47,9 @@ def canonical(name: str) -> str:
 
 
 def needed() -> Iterator[str]:
-    """Packages that saccade imports, and what these need, but not what is there anyway."""
+    """Yield the packages that saccade imports and their dependencies, except those installed on the
+    GPU machine.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     there = {"extra": "", "python_version": "3.12"}
     left, seen = list(map(Requirement, project["dependencies"])), set[str]()
@@ -82,7 +84,7 @@ def test_wheels_are_asked_for_under_every_tag_that_they_have() -> None:
 
 
 def test_wheels_are_unpacked_without_pip(tmp_path: Path) -> None:
-    """One that is spoilt is named, and stops no other."""
+    """A damaged wheel is named, and does not stop the others."""
     (tmp_path / ".whl").mkdir()
     (tmp_path / ".whl" / "a_spoilt-1-py3-none-any.whl").write_bytes(b"PK\x03\x04 and no more")
     with zipfile.ZipFile(tmp_path / ".whl" / "thing-2.5-py3-none-any.whl", "w") as file:
@@ -113,7 +115,7 @@ def test_flash_attention_is_unpacked_as_a_package_that_is_found(
 
 
 def test_each_command_ends_in_time_whatever_its_stages_do() -> None:
-    """All, with two starts and transfers, fit into what such a machine is lent for."""
+    """All commands fit into the machine's time, including two starts and transfers."""
     for command in COMMANDS.values():
         assert most_seconds(command.stages) <= command.budget < command.seconds
     assert sum(command.seconds for command in COMMANDS.values()) + 3 * 90 <= 1800
@@ -142,7 +144,9 @@ def test_the_plan_says_what_lacks_and_what_to_send(capsys: pytest.CaptureFixture
 
 
 def test_the_check_itself_needs_no_package() -> None:
-    """Not even Saccade's: what is missing is a stage's trouble."""
+    """It does not even need Saccade's: if a package is missing, only the stages that need it
+    fail.
+    """
     look = (
         "import sys; before = {*sys.modules}; import saccade_bench.gpu_check.__main__; "
         "import saccade_bench.gpu_check.plan; "
@@ -156,11 +160,11 @@ def test_the_check_itself_needs_no_package() -> None:
 
 
 NEWER = ("minicpm_ocr", "minicpmv4_7")
-"""Models of `tinies()` that transformers 5.17 lacks, which such a machine has installed."""
+"""Models of `tinies()` that transformers 5.17, the version on the GPU machine, lacks."""
 
 
 def transformers_without(folder: Path, models: set[str]) -> None:
-    """Lay out a package `transformers` in `folder` that has all but some models."""
+    """Create a package `transformers` in `folder` that lacks some models."""
     (source,) = find_spec("transformers").submodule_search_locations  # type: ignore[union-attr, misc]
     for at, absent in (("", {"models", "__pycache__"}), ("models", models | {"__pycache__"})):
         (folder / "transformers" / at).mkdir(parents=True)
@@ -173,8 +177,8 @@ FAMILIES = ROOT / "tests/fixtures/families"
 
 
 def imported_models() -> set[str]:
-    """Models of transformers that makers of tiny checkpoints import, other than Qwen3.5, whose own
-    functions a kernel is compared with.
+    """Return the models of transformers that the functions for tiny checkpoints import. Qwen3.5 is
+    left out, because a kernel is compared with its functions.
     """
     makers = (path.read_text() for path in FAMILIES.glob("*.py"))
     found = {name for text in makers for name in re.findall(r"transformers\.models\.(\w+)", text)}
@@ -183,7 +187,7 @@ def imported_models() -> set[str]:
 
 
 def run_without(folder: Path, models: set[str], *words: str) -> str:
-    """What pytest prints where transformers lacks these models."""
+    """Return the output of pytest when transformers lacks these models."""
     transformers_without(folder, models)
     environment = correctness.environment(folder / "results") | {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
@@ -250,7 +254,7 @@ DRIVER = """
     }
     sys.exit(program.main(sys.argv[1:]))
     """
-"""The two commands with their own stages, each of which does a quarter of a second's work."""
+"""The two commands with their own stages, each of which takes a quarter of a second."""
 WORK = """
     import subprocess, sys, time
     from pathlib import Path
@@ -267,7 +271,7 @@ WORK = """
 
 
 SEVERAL = [name for name, command in COMMANDS.items() if len(command.stages) > 1]
-"""Commands in which something runs after a stage has ended."""
+"""Commands with a process that keeps running after its stage has ended."""
 
 
 def alive(pid: int) -> bool:
@@ -286,7 +290,7 @@ def await_end(pid: int) -> None:
 
 @pytest.fixture
 def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for modules of stages."""
+    """Return a folder for modules of stages."""
     folder = tmp_path / "staged"
     folder.mkdir()
     (folder / "work.py").write_text(textwrap.dedent(WORK))
@@ -298,8 +302,8 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kill_between(
     command: list[str], out: Path, after: int, wait: float
 ) -> tuple[set[str], dict[str, dict[str, Any]]]:
-    """Begin a check, wait until so many stages have ended and so many seconds more, and kill -9:
-    (stages that it had said to be done, those that the archive has).
+    """Start a check, wait until this many stages have ended and for this many more seconds, and
+    kill it with -9. Returns (stages that it reported as done, stages in the archive).
     """
     check = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert check.stdout is not None
@@ -310,7 +314,7 @@ def kill_between(
         said += line
     time.sleep(wait)
     check.kill()
-    said += check.communicate()[0]  # to its end: nobody else holds the pipe
+    said += check.communicate()[0]  # until the pipe is closed: no other process has it open
     finished = set(re.findall(r"^   ([\w-]+): ok after", said, re.MULTILINE))
     with tarfile.open(out / archive.NAME) as packed:
         names = set(packed.getnames())
@@ -331,7 +335,7 @@ def kill_between(
 def test_killed_at_any_moment_the_archive_holds_all_finished_stages(
     tmp_path: Path, staged: Path, name: str
 ) -> None:
-    """Of each command, killed while any of its stages runs."""
+    """Each command is killed while one of its stages runs."""
     rng = random.Random(name)
     last = len(COMMANDS[name].stages) - 1
     after = rng.sample(range(1, last + 1), min(2, last))
@@ -351,7 +355,7 @@ def test_killed_at_any_moment_the_archive_holds_all_finished_stages(
 def test_a_real_command_killed_at_any_second_leaves_its_figures_and_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # so that its processes are known by their words
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # to find its processes by their arguments
     seed = time.time_ns()
     print("seed", seed)
     rng = random.Random(seed)
@@ -369,7 +373,7 @@ def test_a_real_command_killed_at_any_second_leaves_its_figures_and_no_process(
 
 
 def processes_of(word: str) -> list[int]:
-    """That have it in their command, but for this one."""
+    """Return the processes, except this one, whose command line contains `word`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -400,7 +404,7 @@ CARD = "NVIDIA H100 80GB HBM3"
 
 
 def left(folder: Path) -> None:
-    """What a check has left that was ended during its third stage."""
+    """Write the files of a check that was stopped during its third stage."""
     folder.mkdir()
     facts = {"command": "x", "when": "2026-11-27 10:00 UTC", "hardware": {"gpu": CARD}}
     (folder / "command.json").write_text(json.dumps(facts | {"versions": {"saccade": "a" * 40}}))
@@ -421,7 +425,7 @@ def left(folder: Path) -> None:
 
 @pytest.mark.parametrize("share", [1.0, 0.7])
 def test_a_report_is_made_of_a_cut_archive(tmp_path: Path, share: float) -> None:
-    """The figures come before the long log, in which the archive ends."""
+    """The archive ends within the long log, which follows the figures."""
     left(tmp_path / "left")
     packed = archive.pack(tmp_path / "left")
     (tmp_path / "back").mkdir()
@@ -444,7 +448,7 @@ def test_a_report_is_made_of_a_cut_archive(tmp_path: Path, share: float) -> None
 
 
 def test_all_that_came_back_is_laid_out_to_be_committed(tmp_path: Path) -> None:
-    """By the command that the check prints at its end, and the report names."""
+    """The command is the one that the check prints at its end, and that the report shows."""
     left(tmp_path / "left")
     (tmp_path / "back").mkdir()
     (tmp_path / "back" / archive.NAME).write_bytes(archive.pack(tmp_path / "left"))
@@ -465,7 +469,7 @@ def test_all_that_came_back_is_laid_out_to_be_committed(tmp_path: Path) -> None:
 
 
 def test_a_report_is_made_of_what_a_command_printed(tmp_path: Path) -> None:
-    """Of the end of it: the beginning and all files are lost."""
+    """Only the end of the output is available: its beginning and all files are lost."""
     figure = Figure("decode, qwen3-vl-8b, batch 1", 141.5, "tok/s", more=True)
     said = f"off line | x | y\n{printed('speed', figure)}\n   speed: ok after 80 s\n"
     (tmp_path / "back").mkdir()
@@ -478,7 +482,7 @@ def test_a_report_is_made_of_what_a_command_printed(tmp_path: Path) -> None:
 
 
 def test_a_table_is_filled_with_the_cards_name_in_every_row(tmp_path: Path) -> None:
-    """Rows of another card stay, those of the same card are replaced."""
+    """Rows of other cards stay, and rows of the same card are replaced."""
     left(tmp_path / "left")
     text = tmp_path / "speed.md"
     old = f"| {CARD} | copy | 1 GB/s |  |  | then |"
@@ -518,13 +522,13 @@ def test_what_is_wrong_with_a_report_stops_no_stage(
         assert "command.json" in packed.getnames()
 
 
-# ---- what a stage started
+# ---- processes started by a stage
 
 
 def test_pytest_of_the_correctness_stage_ends_with_it(
     tmp_path: Path, staged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a test that does not listen; it is named as one that was under way."""
+    """This includes a test that ignores signals, which is reported as unfinished."""
     monkeypatch.setattr(runs, "PACKAGE", "staged")
     test, pid = tmp_path / "test_deaf.py", tmp_path / "pid"
     test.write_text(

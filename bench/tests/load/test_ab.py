@@ -1,4 +1,4 @@
-"""Two servers as real processes, started, measured and stopped."""
+"""Two servers as real processes: they are started, measured and stopped."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_verdict_says_speed_and_accuracy(tmp_path: Path, keep_running: bool)
     assert enough == [speed, accuracy]
     assert re.match(
         r"Speed, fast against slow: TTFT, median(: no difference shown| [0-9.]+ × better) "
-        r"\([0-9.]+ → [0-9.]+ ms\);",  # under load few requests show nothing
+        r"\([0-9.]+ → [0-9.]+ ms\);",  # under load, a few requests prove nothing
         speed,
     )
     assert (

@@ -323,7 +323,7 @@ def readings() -> dict[bytes, str]:
 
 
 def knowing(body: Json) -> list[str]:
-    """Answers as a model that knows every drawn picture by its bytes would."""
+    """Answer like a model that recognizes every drawn image by its bytes."""
     (url,) = pictures(body)
     return [f"It is {readings()[base64.b64decode(url.partition(',')[2])]}."]
 

@@ -1,5 +1,5 @@
-"""The load generator against a real server on loopback: what arrives there, and what is said about
-it.
+"""The load generator against a real server on loopback: the requests that arrive, and the reported
+results.
 """
 
 from __future__ import annotations
@@ -131,9 +131,7 @@ def test_where_nothing_was_answered_there_are_no_figures(server: ScriptedServer)
 def test_pictures_that_an_earlier_run_has_sent_are_noticed(
     server: ScriptedServer, cached: int, told: bool
 ) -> None:
-    """By the server's own count of what it had cached of prompts that this run had not sent
-    before.
-    """
+    """The server reports cached tokens of prompts that this run had not sent before."""
     server.script = Script(cached=cached)
     summary = run(
         bench(server, 4, 1, DatasetOptions(dataset_name="multiturn-image", rounds=2))
@@ -190,7 +188,9 @@ def test_a_server_that_goes_away_is_a_failure_and_one_that_is_not_there_an_error
 
 
 def test_a_kept_connection_that_ends_without_a_word_is_replaced_once() -> None:
-    """As llama.cpp's server ends them; who ends new ones too is a failure."""
+    """llama.cpp's server closes connections like this. If a new connection is closed too, the
+    request fails.
+    """
     event = {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}
     stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
@@ -244,7 +244,7 @@ def test_a_server_without_usage_is_counted_by_its_events(server: ScriptedServer)
 
 
 def test_vision_tokens_are_what_the_text_leaves_of_the_prompt(server: ScriptedServer) -> None:
-    """The scripted server counts 50 tokens for a picture and a quarter for a letter."""
+    """The scripted server counts 50 tokens for an image and a quarter of a token for a letter."""
     measured = run(bench(server, 10))
     assert measured.calibration.per_char == pytest.approx(0.25, abs=0.005)
     assert not measured.summary.tokens.vision_known

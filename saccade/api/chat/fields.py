@@ -63,8 +63,8 @@ class SaccadeOptions(DocumentOptions, forbid_unknown_fields=True):
     """Fields that only this server has."""
 
     trace: bool = False
-    """Report where each image was found in the caches, why faster caches missed it, and what it
-    cost.
+    """Report the cache in which each image was found, the reasons for misses in faster caches, and
+    the cost.
     """
 
 
@@ -80,7 +80,7 @@ class Sampling(Struct, kw_only=True):
     top_k: Integer | None = None
     """Sample only from this many of the likeliest tokens. 0 and -1 remove the limit."""
     min_p: float | None = None
-    """Minimum probability of a token, relative to that of the likeliest token."""
+    """Minimum probability of a token, relative to the likeliest token."""
     repetition_penalty: float | None = None
     """Values above 1 make tokens of the prompt and the answer less likely."""
     presence_penalty: float | None = None

@@ -1,9 +1,9 @@
 """Limits the threads of an image worker with a seccomp user notification for each `clone`.
 
-libde265, which decodes HEIC, starts a thread per tile. No rlimit counts a process's threads
-(RLIMIT_NPROC counts those of a user, and exempts root). So before a worker is sandboxed, it sends a
-seccomp listener to its supervisor, which then allows or denies each `clone`. `sandbox.py` restricts
-its flags.
+libde265, which decodes HEIC, starts a thread per tile. No rlimit counts the threads of one process
+(RLIMIT_NPROC counts the threads of a user, and exempts root). So before a worker is sandboxed, it
+sends a seccomp listener to its supervisor, which then allows or denies each `clone`. `sandbox.py`
+restricts its flags.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from saccade.plugins.any_model.refusals import Unservable
 
 NAME = "saccade_counted"
 OTHERWISE = 0
-"""Denotes a mask other than a window, as no token attends to 0 tokens."""
+"""Denotes a mask that is not a window. No token attends to 0 tokens, so no window has this size."""
 
 
 def shown_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> Any:
     """Return the number of tokens that the last token of the longest text attends to, [1, 1, 1, 1].
 
-    transformers passes it to the layers in place of a mask. `OTHERWISE` denotes masks other than
+    transformers passes it to the layers instead of a mask. `OTHERWISE` denotes masks other than
     windows.
     """
     context = config.max_position_embeddings

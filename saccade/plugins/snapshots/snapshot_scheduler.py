@@ -56,7 +56,7 @@ class RunStates:
 
 
 def build_snapshots(config: EngineConfig, _: FamilySpec) -> Snapshots[Node]:
-    """Create the table of the slots for snapshots, which follow those of running sequences."""
+    """Create the table of the slots for snapshots, which follow the slots of running sequences."""
     return Snapshots(config.max_running, config.snapshots.count)
 
 

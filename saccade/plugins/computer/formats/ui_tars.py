@@ -160,7 +160,7 @@ class WrittenGrammar:
     """The grammar for a thought followed by one action."""
 
     def __init__(self, lexicon: Lexicon) -> None:
-        """Ignore the lexicon, as no tags are tokens."""
+        """Ignore the lexicon, because no tags are tokens."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:  # noqa: ARG002
         terms, before = list[str](), f"{tool.name}("
