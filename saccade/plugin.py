@@ -2,6 +2,9 @@
 
 Each folder in `plugins/` has a `Plugin` named `PLUGIN` in its `__init__.py`. The folder of a model
 family has one `Family`, or one for each generation of the model.
+
+Records are compared by identity, as each exists once. Every process imports this module, which
+takes longer with `__eq__` and `__hash__`.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Command:
     """A subcommand of `saccade`. Its module is imported when the command runs."""
 
@@ -19,7 +22,7 @@ class Command:
     renames: bool = False  # options of earlier versions are explained (`core/tuning.py`)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CheckpointFormat:
     """A file format that can serve as a checkpoint, such as GGUF (`Checkpoints.formats`).
 
@@ -37,7 +40,7 @@ class CheckpointFormat:
     stored: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Offer:
     """An implementation that a plugin provides for one of the core's extension points.
 
@@ -48,7 +51,7 @@ class Offer:
     asked: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LogitRule:
     """A change to the logits of certain sequences, applied before a token is sampled."""
 
@@ -57,7 +60,7 @@ class LogitRule:
     last: bool = False  # apply it after penalties and biases instead of before them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepRule:
     """One step of preparing a request: its position in the order, and the requests that it applies
     to.
@@ -74,7 +77,7 @@ class StepRule:
     read: str = ""  # its method to call when only the prompt is read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MediaCard:
     """A kind of media, declared without importing its code. `media/kind.py` has the protocol."""
 
@@ -85,7 +88,7 @@ class MediaCard:
     marks: tuple[bytes, ...] = ()  # magic bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Http:
     """What a plugin adds to the HTTP server."""
 
@@ -102,7 +105,7 @@ class Http:
     body_watcher: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Requests:
     """What requests may contain and ask for, and how the front prepares them."""
 
@@ -121,7 +124,7 @@ class Requests:
     tool_formats: str | None = None  # tuple of `text.answer.tool_format.ToolFormat`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Scheduling:
     """Parts of the engine and of its scheduler."""
 
@@ -135,7 +138,7 @@ class Scheduling:
     engine_part: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Caches:
     """Cache tiers and snapshots. `asked` gets the `EngineConfig` unless noted otherwise."""
 
@@ -148,7 +151,7 @@ class Caches:
     snapshots: Offer | None = None  # `Snapshots`; `build` and `asked` get the config and the spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Runtime:
     """What workers execute."""
 
@@ -165,7 +168,7 @@ class Runtime:
     changes: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Checkpoints:
     """Models that can be loaded."""
 
@@ -179,7 +182,7 @@ class Checkpoints:
     parity: str | None = None  # function of (front, model, `ServeOptions`) for `--parity generate`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plugin:
     """A feature, found without importing its modules. Names are written "module:name".
 
@@ -217,7 +220,7 @@ class Plugin:
         return any((http.routes, http.recorder, http.answer_log, http.body_watcher))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Family:
     """A model family, found without importing its modules. Names are written "module:name"."""
 
