@@ -21,7 +21,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFormat:
-    """A file format that can serve as a checkpoint, such as GGUF. `Plugin.formats` lists these.
+    """A file format that can serve as a checkpoint, such as GGUF (`Checkpoints.formats`).
 
     The plugin derives the JSON files of a Hugging Face checkpoint from such a file and writes them
     to a folder, so that the rest of Saccade can read the model as usual.
@@ -85,9 +85,105 @@ class MediaCard:
     marks: tuple[bytes, ...] = ()  # magic bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http:
+    """What a plugin adds to the HTTP server."""
+
+    routes: str | None = None  # function of an `ApiContext`: returns Starlette routes
+    paths: tuple[str, ...] = ()  # paths of all routes, in Starlette's syntax
+    keyless: tuple[str, ...] = ()  # the paths among them that need no API key
+    operations: str | None = None  # the `Description` of its routes for /openapi.json
+    # function of an `ApiContext`: returns True if background work is pending
+    waiting: str | None = None
+    answer_log: str | None = None  # function of `ServeOptions`: returns an `api.handlers.AnswerLog`
+    # function of (`ServeOptions`, `Metrics`): returns a `TimelineRecorder`
+    recorder: str | None = None
+    # class, constructed from a `RequestManager`, that implements `api.handlers.WatchBody`
+    body_watcher: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """What requests may contain and ask for, and how the front prepares them."""
+
+    steps: tuple[StepRule, ...] = ()  # steps of preparing a request
+    media: tuple[MediaCard, ...] = ()  # kinds of media that requests may contain
+    # class, constructed from `ServeOptions` and `Metrics`, that implements `UrlReader`
+    fetcher: str | None = None
+    # function of `ServeOptions`: returns `media.sources.uploaded.UploadedFiles`
+    uploads: str | None = None
+    # `media.embedding_source.EmbeddingSource`, built from (options, arena, metrics); `asked` gets
+    # the `ServeOptions`
+    embeddings: Offer | None = None
+    # class that implements the engine's `GrammarRequests`, built for the first answer with
+    # structured output
+    grammars: str | None = None
+    tool_formats: str | None = None  # tuple of `text.answer.tool_format.ToolFormat`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """Parts of the engine and of its scheduler."""
+
+    # replaces the core's, see `engine.schedulers.build_scheduler`; `asked` gets the `EngineConfig`
+    scheduler: Offer | None = None
+    step_part: Offer | None = None  # a `StepPart`; `build` and `asked` get the `PartContext`
+    # a `StepPart` for requests with cache settings, built from the `PartContext`
+    cache_part: str | None = None
+    # class, constructed from the plugin's options, the `EngineConfig` and the `Scheduler`, that
+    # implements `EnginePart`
+    engine_part: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caches:
+    """Cache tiers and snapshots. `asked` gets the `EngineConfig` unless noted otherwise."""
+
+    # `PageTiers`, built from (config, spec, pages on disk, pinned share)
+    page_tiers: Offer | None = None
+    page_loads: Offer | None = None  # `PageLoads`; `build` and `asked` get the `PartContext`
+    page_memory: Offer | None = None  # `PageMemory` of one rank
+    # see `runtime.tiers.open_tiers`; `asked` gets (budgets, a tensor on the device)
+    embedding_tiers: Offer | None = None
+    snapshots: Offer | None = None  # `Snapshots`; `build` and `asked` get the config and the spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What workers execute."""
+
+    # replaces the core's, built from the arguments of `load_net`; `asked` gets the `Load`
+    worker: Offer | None = None
+    # pairs: PyTorch device type, the `kernels.backend.KernelBackend` for it
+    backends: tuple[tuple[str, str], ...] = ()
+    # function of (backend, rank, number of ranks, memory file): returns the `parallel.Shard`
+    collectives: str | None = None
+    # pairs: tag of a `RowExtra`, class of its `StatePart`
+    state_parts: tuple[tuple[str, str], ...] = ()
+    logit_rules: tuple[LogitRule, ...] = ()
+    # class, constructed from a `Worker`, that implements `runtime.changes.ModelChanges`
+    changes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Models that can be loaded."""
+
+    families: str | None = None  # package with `Family` records, in itself and in its subpackages
+    formats: tuple[CheckpointFormat, ...] = ()
+    # function of config.json as a `Section`: raises CheckpointError if its quantization is not
+    # supported
+    quantization: str | None = None
+    # `StoredForms`, built from (config.json, `LoadContext`); `asked` gets the config.json
+    stored_forms: Offer | None = None
+    parity: str | None = None  # function of (front, model, `ServeOptions`) for `--parity generate`
+
+
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """A feature, found without importing its modules. Names are written "module:name".
+
+    What it adds to each part of the server is one of the groups above.
 
     A plugin's modules are imported when they are first needed: its options when the command line is
     parsed, its routes at the first request for one of its paths, and an `Offer` when its `asked`
@@ -104,74 +200,21 @@ class Plugin:
     # function of `ServeOptions`: returns True if the plugin is enabled. By default it is enabled,
     # except with --role encode, where only plugins with kinds of media are.
     asked: str | None = None
-    routes: str | None = None  # function of an `ApiContext`: returns Starlette routes
-    paths: tuple[str, ...] = ()  # paths of all routes, in Starlette's syntax
-    keyless: tuple[str, ...] = ()  # the paths among them that need no API key
-    families: str | None = None  # package with `Family` records, in itself and in its subpackages
-    formats: tuple[CheckpointFormat, ...] = ()
-    parity: str | None = None  # function of (front, model, `ServeOptions`) for `--parity generate`
-    operations: str | None = None  # the `Description` of its routes for /openapi.json
-    # function of an `ApiContext`: returns True if background work is pending
-    waiting: str | None = None
     commands: tuple[Command, ...] = ()
-    # class, constructed from the plugin's options, the `EngineConfig` and the `Scheduler`, that
-    # implements `EnginePart`
-    engine_part: str | None = None
-    answer_log: str | None = None  # function of `ServeOptions`: returns an `api.handlers.AnswerLog`
-    # function of (`ServeOptions`, `Metrics`): returns a `TimelineRecorder`
-    recorder: str | None = None
-    # class, constructed from a `RequestManager`, that implements `api.handlers.WatchBody`
-    body_watcher: str | None = None
-    # class, constructed from `ServeOptions` and `Metrics`, that implements `UrlReader`
-    fetcher: str | None = None
-    # function of `ServeOptions`: returns `media.sources.uploaded.UploadedFiles`
-    uploads: str | None = None
-    # `media.embedding_source.EmbeddingSource`, built from (options, arena, metrics); `asked` gets
-    # the `ServeOptions`
-    embeddings: Offer | None = None
-    # ---- the scheduler; each part is built from a `PartContext`
-    step_part: Offer | None = None  # a `StepPart`; `asked` gets the `PartContext`
-    cache_part: str | None = None  # a `StepPart` for requests with cache settings
-    page_loads: Offer | None = None  # `PageLoads`; `asked` gets the `PartContext`
-    # ---- caches and workers; `asked` gets the `EngineConfig` unless noted otherwise
-    # `PageTiers`, built from (config, spec, pages on disk, pinned share)
-    page_tiers: Offer | None = None
-    snapshots: Offer | None = None  # `Snapshots`; `build` and `asked` get the config and the spec
-    page_memory: Offer | None = None  # `PageMemory` of one rank
-    # see `runtime.tiers.open_tiers`; `asked` gets (budgets, a tensor on the device)
-    embedding_tiers: Offer | None = None
-    # pairs: tag of a `RowExtra`, class of its `StatePart`
-    state_parts: tuple[tuple[str, str], ...] = ()
-    logit_rules: tuple[LogitRule, ...] = ()
-    # function of (backend, rank, number of ranks, memory file): returns the `parallel.Shard`
-    collectives: str | None = None
-    # class, constructed from a `Worker`, that implements `runtime.changes.ModelChanges`
-    changes: str | None = None
-    # ---- replacements of the core's implementations
-    # see `engine.schedulers.build_scheduler`; `asked` gets the `EngineConfig`
-    scheduler: Offer | None = None
-    # builds a worker from the arguments of `load_net`; `asked` gets the `Load`
-    worker: Offer | None = None
-    # function of config.json as a `Section`: raises CheckpointError if its quantization is not
-    # supported
-    quantization: str | None = None
-    # `StoredForms`, built from (config.json, `LoadContext`); `asked` gets the config.json
-    stored_forms: Offer | None = None
-    # `Upstreams`, built from a `RouterContext`; `asked` gets the `RouteOptions`
+    # `Upstreams` of a router, built from a `RouterContext`; `asked` gets the `RouteOptions`
     upstreams: Offer | None = None
-    # class that implements the engine's `GrammarRequests`, built for the first answer with
-    # structured output
-    grammars: str | None = None
-    tool_formats: str | None = None  # tuple of `text.answer.tool_format.ToolFormat`
-    steps: tuple[StepRule, ...] = ()  # steps of preparing a request
-    media: tuple[MediaCard, ...] = ()  # kinds of media that requests may contain
-    # pairs: PyTorch device type, the `kernels.backend.KernelBackend` for it
-    backends: tuple[tuple[str, str], ...] = ()
+    http: Http = Http()
+    requests: Requests = Requests()
+    scheduling: Scheduling = Scheduling()
+    caches: Caches = Caches()
+    runtime: Runtime = Runtime()
+    checkpoints: Checkpoints = Checkpoints()
 
     @property
     def is_http(self) -> bool:
         """True if the plugin is useful only in an HTTP server."""
-        return any((self.routes, self.recorder, self.answer_log, self.body_watcher))
+        http = self.http
+        return any((http.routes, http.recorder, http.answer_log, http.body_watcher))
 
 
 @dataclass(frozen=True, slots=True)

@@ -721,15 +721,15 @@ def engine_modules() -> list[str]:
         offer.build
         for each in plugins()
         for offer in (
-            each.step_part,
-            each.page_loads,
-            each.page_tiers,
-            each.snapshots,
-            each.scheduler,
+            each.scheduling.step_part,
+            each.caches.page_loads,
+            each.caches.page_tiers,
+            each.caches.snapshots,
+            each.scheduling.scheduler,
         )
         if offer
     ]
-    parts += [each.cache_part for each in plugins() if each.cache_part]
+    parts += [part for each in plugins() if (part := each.scheduling.cache_part)]
     return [part.split(":")[0] for part in parts]
 
 

@@ -97,10 +97,9 @@ def build_app(
     server = options.server
     bodies = Bodies(server.inflight_bytes, front.metrics, options.edge.body_timeout)
     admission = Admission(front.permits, bodies, server.max_body_mb * MIB, front.check_ready)
-    logs = tuple(
-        resolve_name(plugin.answer_log)(options) for plugin in plugins if plugin.answer_log
-    )
-    watcher = next((plugin.body_watcher for plugin in plugins if plugin.body_watcher), None)
+    added = [plugin.http for plugin in plugins]
+    logs = tuple(resolve_name(each.answer_log)(options) for each in added if each.answer_log)
+    watcher = next((each.body_watcher for each in added if each.body_watcher), None)
     watch = None if watcher is None else resolve_name(watcher)(front)
     handler = RequestHandler(front, tuple(names), admission, logs, watch)
     inner = Starlette(exception_handlers=_HANDLERS)
@@ -111,7 +110,7 @@ def build_app(
     routes = [route for plugin in mounted for route in plugin.routes]
     routes += _own_routes(api) if options.role == "encode" else _public_routes(api)
     inner.router.routes.extend(routes)
-    keyless = OPEN_PATHS.union(*(plugin.plugin.keyless for plugin in mounted))
+    keyless = OPEN_PATHS.union(*(plugin.plugin.http.keyless for plugin in mounted))
     app = Starlette(
         routes=routes,
         middleware=_middleware(options, recorders, keyless, front.metrics),

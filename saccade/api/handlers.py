@@ -45,10 +45,10 @@ T = TypeVar("T")
 
 
 AnswerLog = Callable[[Sequence[PreparedRequest], UsageCounter, "Tracer"], None]
-"""Called after a request has been answered (`Plugin.answer_log`)."""
+"""Called after a request has been answered (`plugin.Http.answer_log`)."""
 
 WatchBody = Callable[[BufferedBody], BodyWatcher | None]
-"""Is called before a large body is read (`Plugin.body_watcher`)."""
+"""Is called before a large body is read (`plugin.Http.body_watcher`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class MountedPlugin:
 
     @property
     def routes(self) -> Iterator[BaseRoute]:
-        for path in self.plugin.paths:
+        for path in self.plugin.http.paths:
             yield Route(path, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,15 +95,15 @@ class MountedPlugin:
 
     async def resume(self) -> None:
         """Load the plugin if it has pending background work. This is checked in a thread."""
-        if self._loading is None and self.plugin.waiting:
-            waiting: Callable[[ApiContext], bool] = resolve_name(self.plugin.waiting)
+        if self._loading is None and self.plugin.http.waiting:
+            waiting: Callable[[ApiContext], bool] = resolve_name(self.plugin.http.waiting)
             if await asyncio.to_thread(waiting, self._api):
                 await self.load()
 
     async def _load(self) -> Router:
-        assert self.plugin.routes is not None
+        assert self.plugin.http.routes is not None
         build: Callable[[ApiContext], Sequence[BaseRoute]] = await asyncio.to_thread(
-            resolve_name, self.plugin.routes
+            resolve_name, self.plugin.http.routes
         )
         self.loaded = list(build(self._api))
         return Router(self.loaded, redirect_slashes=False)
@@ -113,7 +113,7 @@ class Resumption:
     """A service that loads plugins once they have pending background work."""
 
     def __init__(self, plugins: Sequence[MountedPlugin]) -> None:
-        self._plugins = [each for each in plugins if each.plugin.waiting]
+        self._plugins = [each for each in plugins if each.plugin.http.waiting]
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -147,4 +147,4 @@ def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
 
 def mount(plugins: Sequence[Plugin], api: ApiContext) -> list[MountedPlugin]:
     """Return an application for each plugin that has routes."""
-    return [MountedPlugin(plugin, api) for plugin in plugins if plugin.routes]
+    return [MountedPlugin(plugin, api) for plugin in plugins if plugin.http.routes]

@@ -71,9 +71,9 @@ class Server(Serving):
         self._check = parity_check(front, model, options)
         edge = options.edge
         self._recorders: list[TimelineRecorder] = [
-            resolve_name(plugin.recorder)(options, front.metrics)
+            resolve_name(plugin.http.recorder)(options, front.metrics)
             for plugin in plugins
-            if plugin.recorder
+            if plugin.http.recorder
         ]
         app = build_app(front, names, options, plugins, self._recorders)
         self._services: Services = app.state.services
@@ -199,7 +199,7 @@ def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
         print(f"serving at {address}/v1", flush=True)
-        if any("/" in plugin.paths for plugin in plugins):
+        if any("/" in plugin.http.paths for plugin in plugins):
             print(f"web UI: {address}/", flush=True)
 
     async def run() -> int:

@@ -151,7 +151,7 @@ class Bodies:
 
 class BodyWatcher(Protocol):
     """Looks at a body while it arrives, for work that can start before its end
-    (`Plugin.body_watcher`).
+    (`plugin.Http.body_watcher`).
     """
 
     def feed(self, piece: bytes) -> None:

@@ -115,7 +115,7 @@ class Ranks(Protocol):
 
 
 class EnginePart(Protocol):
-    """A plugin's part of the engine (`Plugin.engine_part`)."""
+    """A plugin's part of the engine (`plugin.Scheduling.engine_part`)."""
 
     decided: tuple[tuple[str, str], ...]  # for the start-up report
 

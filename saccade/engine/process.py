@@ -223,7 +223,7 @@ def build_halves(
 
     If the server has no language model, a plugin provides the scheduler.
     """
-    for build in builders(lambda plugin: plugin.scheduler, config):
+    for build in builders(lambda plugin: plugin.scheduling.scheduler, config):
         scheduler: Scheduler = build(config, spec, begun.saved, boot.arena_bytes)
         return scheduler, None
     # Several ranks would have to agree on the step at which a plan is cancelled. On a GPU, steps
@@ -250,7 +250,7 @@ def open_grammars(
 
     wake: called when a grammar or a mask is ready.
     """
-    build: Callable[..., GrammarRequests] = import_field(lambda plugin: plugin.grammars)[0]
+    build: Callable[..., GrammarRequests] = import_field(lambda plugin: plugin.requests.grammars)[0]
     return build(tokenizer_json, spec.vocab_size, spec.eos_token_ids, wake)
 
 
@@ -261,7 +261,7 @@ def build_parts(
 
     Raises StartupError.
     """
-    named = {plugin.name: plugin.engine_part for plugin in plugins() if plugin.engine_part}
+    named = {each.name: part for each in plugins() if (part := each.scheduling.engine_part)}
     return tuple(
         resolve_name(named[name])(options, config, scheduler)
         for name, options in boot.plugins.items()

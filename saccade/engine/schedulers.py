@@ -55,11 +55,11 @@ def build_scheduler(
     embeddings = build_embeddings(config, spec, saved, pinned_share)
     pins: PinTable[Node] = PinTable(int(pinned_share * pool.capacity))
     snapshots, kept = None, None
-    for build in builders(lambda plugin: plugin.snapshots, config, spec):
+    for build in builders(lambda plugin: plugin.caches.snapshots, config, spec):
         snapshots = build(config, spec)
     tiles, prefix = build_tiles(spec, embeddings), None
     if config.prefix_cache and (snapshots is not None or not keeps_states(config, spec)):
-        for build in builders(lambda plugin: plugin.page_tiers, config):
+        for build in builders(lambda plugin: plugin.caches.page_tiers, config):
             kept = build(config, spec, pages, pinned_share)
         # After a restart, files can be found only by the keys of images, because the hashes of
         # tiles are lost.

@@ -1,6 +1,6 @@
 """Finds the model family of an architecture. Families are the `Family` records in the `__init__.py`
 of the directories next to this file, and of packages that plugins list. It also finds a model's
-directory, and the format of its weight files, which plugins can add too (`Plugin.formats`).
+directory, and the format of its weight files. Plugins can add both (`plugin.Checkpoints`).
 
 Plugins' records are imported only if no core family supports the architecture. Then only the
 modules of the family that is used are imported. Only `family_model` imports torch.
@@ -45,7 +45,7 @@ def core_families() -> tuple[Family, ...]:
 @cache
 def families() -> tuple[Family, ...]:
     """Return all families, the core's first."""
-    packages = [plugin.families for plugin in plugins() if plugin.families]
+    packages = [name for each in plugins() if (name := each.checkpoints.families)]
     return (*core_families(), *(each for name in packages for each in stated_in(name)))
 
 
@@ -109,7 +109,7 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
 
 def _check_quantization(config: Section) -> None:
     """Raise CheckpointError unless a plugin can read the quantised matrices."""
-    checks = import_field(lambda plugin: plugin.quantization)
+    checks = import_field(lambda plugin: plugin.checkpoints.quantization)
     if not checks:
         raise CheckpointError(f"{config.where}: no installed plugin reads quantised checkpoints")
     for check in checks:
@@ -136,7 +136,7 @@ def find_format(path: Path) -> CheckpointFormat | None:
     """Return the format of a weight file, or `None` for safetensors."""
     if path.suffix == ".safetensors":
         return None  # does not import plugins
-    formats = (each for plugin in plugins() for each in plugin.formats)
+    formats = (each for plugin in plugins() for each in plugin.checkpoints.formats)
     return next((each for each in formats if each.suffix == path.suffix), None)
 
 
@@ -151,7 +151,7 @@ def resolve_checkpoint(
     Raises CheckpointError.
     """
     for plugin in plugins():
-        for each in plugin.formats:
+        for each in plugin.checkpoints.formats:
             if _may_be(each, model, tower_file):
                 folder: Path | None = resolve_name(each.folder)(model, revision, tower_file)
                 if folder is not None:

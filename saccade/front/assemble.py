@@ -106,7 +106,7 @@ def _assemble(
             arena,
             metrics,
             metadata_folder=_metadata_folder(stated.tiers),
-            cards=[card for plugin in plugins for card in plugin.media],
+            cards=[card for plugin in plugins for card in plugin.requests.media],
         ),
         defaults,
         find_answer_format(template.sources, options.tool_parser, options.reasoning_parser),
@@ -172,7 +172,7 @@ def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, 
     return {
         plugin.name: msgspec.to_builtins(serving.of(option_groups()[plugin]))
         for plugin in plugins
-        if plugin.engine_part is not None
+        if plugin.scheduling.engine_part is not None
     }
 
 
@@ -199,7 +199,7 @@ def parity_check(
     """
     if options.of(ParitySettings).parity != "generate":
         return None
-    checks = import_field(lambda plugin: plugin.parity)
+    checks = import_field(lambda plugin: plugin.checkpoints.parity)
     if not checks:
         raise ConfigError("--parity generate: no installed plugin compares answers")
     return partial(checks[0], front, model, options)

@@ -68,7 +68,7 @@ class InputProcessor:
             answer_format.reasoning or THINK,
             options,
             model,
-            can_hold=any(plugin.grammars for plugin in plugins),
+            can_hold=any(plugin.requests.grammars for plugin in plugins),
         )
         self.order = StepOrder(self.steps, plugins)
 

@@ -159,7 +159,7 @@ class StepOrder:
 
     def __init__(self, context: StepContext, plugins: Sequence[Plugin] = ()) -> None:
         """Sort the rules. Raises ConfigError that names the plugin with an invalid rule."""
-        rules = [*RULES, *(rule for plugin in plugins for rule in plugin.steps)]
+        rules = [*RULES, *(rule for plugin in plugins for rule in plugin.requests.steps)]
         self._context = context
         self._rules = [(rule, _condition(rule.when)) for rule in sort_rules(rules)]
         log.debug("steps of a request: %s", ", ".join(rule.name for rule, _ in self._rules))

@@ -56,7 +56,7 @@ def find_backend(device: str, *, installed: bool = True) -> KernelBackend | None
     installed: only return a backend that can run on this machine.
     """
     for plugin in plugins():
-        if (name := dict(plugin.backends).get(device)) is not None:
+        if (name := dict(plugin.runtime.backends).get(device)) is not None:
             backend: KernelBackend = resolve_name(name)
             if backend.installed or not installed:
                 return backend

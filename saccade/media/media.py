@@ -89,7 +89,7 @@ class Media:
         self._options = media = options.media
         self._arena = arena
         self._metrics = metrics
-        sources = builders(lambda plugin: plugin.embeddings, options)
+        sources = builders(lambda plugin: plugin.requests.embeddings, options)
         self.encoders: EmbeddingSource | None = None
         if sources:
             self.encoders = sources[0](options, arena, metrics)

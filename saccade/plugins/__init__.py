@@ -44,7 +44,7 @@ def asked_plugins(options: ServeOptions) -> tuple[Plugin, ...]:
 
     def is_asked(plugin: Plugin) -> bool:
         if plugin.asked is None:
-            return options.role != "encode" or bool(plugin.media)
+            return options.role != "encode" or bool(plugin.requests.media)
         asked: Callable[[ServeOptions], bool] = resolve_name(plugin.asked)
         return asked(options)
 
@@ -73,13 +73,11 @@ def option_groups() -> Mapping[Plugin, type[Any]]:
 
 
 def import_field(field: Callable[[Plugin], str | None]) -> list[Any]:
-    """Import the objects that plugins name in a field of `Plugin`."""
+    """Import the objects that plugins name in a field of their records."""
     return [resolve_name(name) for name in map(field, plugins()) if name is not None]
 
 
 def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:
-    """Import the objects that enabled plugins offer in a field of `Plugin`. of: arguments of
-    `Offer.asked`.
-    """
+    """Import the objects that enabled plugins offer in a field. of: arguments of `Offer.asked`."""
     offers = [offer for offer in map(socket, plugins()) if offer is not None]
     return [resolve_name(each.build) for each in offers if resolve_name(each.asked)(*of)]

@@ -183,7 +183,7 @@ def _prepare(
             load.attention, ops, place, dtype, graphs=load.graphs, shapes=shapes
         )
     shard = join_ranks(load, boot.rank, boot.group_fd)
-    if others := builders(lambda plugin: plugin.worker, load):
+    if others := builders(lambda plugin: plugin.runtime.worker, load):
         make = others[0](spec, folder, **what_to_load(load, shard, tally, on_progress))
     else:
         make = _load_worker(load, shard, tally, on_progress, folder)
@@ -374,7 +374,7 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
     how = load.parallel
     if how.ranks == 1:
         return UNSHARDED
-    (join,) = import_field(lambda plugin: plugin.collectives)
+    (join,) = import_field(lambda plugin: plugin.runtime.collectives)
     everyone: Shard = join(how.all_reduce, rank, how.ranks, group_fd)
     return everyone.spread(how.size, how.expert_runs)
 

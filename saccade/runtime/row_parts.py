@@ -67,7 +67,9 @@ def find_state_part(kind: type[RowExtra]) -> Callable[[FamilyNet, bool], StatePa
     a network, and whether this rank reports results.
     """
     tag = kind.__struct_config__.tag
-    name = next(name for each in plugins() for part, name in each.state_parts if part == tag)
+    name = next(
+        name for each in plugins() for part, name in each.runtime.state_parts if part == tag
+    )
     found: Callable[[FamilyNet, bool], StatePart[Any]] = resolve_name(name)
     return found
 

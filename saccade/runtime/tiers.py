@@ -161,7 +161,7 @@ def open_tiers(
 
     Raises StartupError.
     """
-    for build in builders(lambda plugin: plugin.embedding_tiers, budgets, like):
+    for build in builders(lambda plugin: plugin.caches.embedding_tiers, budgets, like):
         tiers: EmbeddingTiers = build(budgets, tower, like, rank)
         return tiers
     if budgets.folder is not None or (like.is_cuda and budgets.host_bytes):

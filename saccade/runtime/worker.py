@@ -142,7 +142,7 @@ class Worker:
         self.adapters: SlotAdapters | None = None  # created when an adapter is loaded
         self._changes: ModelChanges | None = None  # created by the first change
         self.pages: PageMemory | None = None
-        for build in builders(lambda plugin: plugin.page_memory, config):
+        for build in builders(lambda plugin: plugin.caches.page_memory, config):
             self.pages = build(caches, size, self.states, everyone, config.kv.pages)
         known = PositionCache(spec, net.vision, metrics, config.encoder.position_cache_bytes)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
@@ -265,7 +265,7 @@ class Worker:
     def _change(self, change: Change) -> Changed:
         """Apply a change to the model. The plugin that does it is imported by the first change."""
         if self._changes is None:
-            builds = import_field(lambda plugin: plugin.changes)
+            builds = import_field(lambda plugin: plugin.runtime.changes)
             if not builds:
                 return Changed("no installed plugin changes a running model")
             self._changes = builds[0](self)

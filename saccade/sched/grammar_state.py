@@ -1,5 +1,5 @@
 """The interface between the scheduler and the grammar of one sequence. Plugins implement it
-(`Plugin.grammars`).
+(`plugin.Requests.grammars`).
 """
 
 from __future__ import annotations

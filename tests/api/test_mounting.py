@@ -20,7 +20,7 @@ from saccade.api.app import build_app
 from saccade.api.mounting import ApiContext, MountedPlugin, Resumption
 from saccade.core.options import ServeOptions, ServerOptions
 from saccade.front.request_manager import RequestManager
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 from saccade.plugins import asked_plugins, plugins
 from saccade.plugins.batches.runner import BatchRunner
 from saccade.plugins.encoder.options import RoleOptions
@@ -32,7 +32,7 @@ from tests.helpers.served import TOKENIZER, build_front
 
 Work = Callable[[Starlette, httpx.AsyncClient], Awaitable[Any]]
 SCRIPT = next(path for path in FILES if path.endswith(".js"))
-MOUNTED = [plugin for plugin in plugins() if plugin.routes]
+MOUNTED = [plugin for plugin in plugins() if plugin.http.routes]
 
 
 def with_app(folder: Path, work: Work, options: ServeOptions | None = None) -> Any:
@@ -67,11 +67,13 @@ def test_each_plugin_answers_the_paths_that_it_states(tmp_path: Path) -> None:
     async def work(app: Starlette, _: httpx.AsyncClient) -> None:
         context = mounted(app)["messages"]._api
         for plugin in MOUNTED:
-            build: Callable[[ApiContext], list[Route]] = resolve_name(plugin.routes or "")
+            build: Callable[[ApiContext], list[Route]] = resolve_name(plugin.http.routes or "")
             paths = {route.path for route in build(context)}
-            folders = [path.partition("{path:path}")[0] for path in plugin.paths if ":path" in path]
+            folders = [
+                path.partition("{path:path}")[0] for path in plugin.http.paths if ":path" in path
+            ]
             rest = {path for path in paths if not any(map(path.startswith, folders))}
-            assert rest == {path for path in plugin.paths if ":path" not in path}, plugin.name
+            assert rest == {path for path in plugin.http.paths if ":path" not in path}, plugin.name
 
     with_app(tmp_path, work)
 
@@ -94,7 +96,7 @@ import sys
 import saccade.api.serve
 from saccade.plugins import asked_plugins, plugins
 for plugin in plugins():
-    module = (plugin.routes or "").partition(":")[0]
+    module = (plugin.http.routes or "").partition(":")[0]
     assert module not in sys.modules, module
 assert "saccade.plugins.responses.store" not in sys.modules
 assert "saccade.plugins.batches.runner" not in sys.modules
@@ -139,7 +141,8 @@ def test_a_plugin_is_resumed_though_a_look_at_another_fails(
 
     async def work(app: Starlette, _: httpx.AsyncClient) -> list[bool]:
         batches = mounted(app)["batches"]
-        broken = Plugin("broken", routes=batches.plugin.routes, waiting="saccade.none:waiting")
+        routes = batches.plugin.http.routes
+        broken = Plugin("broken", http=Http(routes=routes, waiting="saccade.none:waiting"))
         service = Resumption([MountedPlugin(broken, batches._api), batches])
         service.start()
         await asyncio.sleep(0.1)
@@ -203,10 +206,11 @@ from msgspec import Struct
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from saccade.api.description import ApiOperation, Description
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 
 PLUGIN = Plugin(
-    "greeting", routes="greeting:routes", paths=("/greet",), operations="greeting:OPERATIONS"
+    "greeting",
+    http=Http(routes="greeting:routes", paths=("/greet",), operations="greeting:OPERATIONS"),
 )
 
 class Greeting(Struct):
@@ -253,7 +257,7 @@ def test_another_distribution_adds_a_route(tmp_path: Path) -> None:
 def test_a_plugin_that_fails_to_load_fails_its_requests_alone(tmp_path: Path) -> None:
     async def work(app: Starlette, http: httpx.AsyncClient) -> list[int]:
         context = mounted(app)["messages"]._api
-        plugin = Plugin("broken", routes="saccade.none:routes", paths=("/broken",))
+        plugin = Plugin("broken", http=Http(routes="saccade.none:routes", paths=("/broken",)))
         broken = MountedPlugin(plugin, context)
         app.router.routes.extend(broken.routes)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -18,7 +18,7 @@ from saccade.core.model_folder import DEMO
 from saccade.families import registry
 from saccade.families.registry import find_format, resolve_checkpoint
 from saccade.nn.weights import Part
-from saccade.plugin import Plugin
+from saccade.plugin import Checkpoints, Plugin
 from saccade.plugins import plugins
 from saccade.plugins.gguf import PLUGIN as GGUF
 from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
@@ -29,10 +29,10 @@ PLANTED = """
 import json
 from pathlib import Path
 from safetensors import safe_open
-from saccade.plugin import CheckpointFormat, Plugin
+from saccade.plugin import CheckpointFormat, Checkpoints, Plugin
 
 FORMAT = CheckpointFormat(".planted", "planted:folder", "planted:opened", "planted:stored")
-PLUGIN = Plugin("planted", formats=(FORMAT,))
+PLUGIN = Plugin("planted", checkpoints=Checkpoints(formats=(FORMAT,)))
 asked = []
 
 def folder(model, revision, tower_file):
@@ -110,9 +110,10 @@ def test_a_format_is_asked_where_a_model_may_be_in_it(
     model: str, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = []
-    (stated,) = GGUF.formats
+    (stated,) = GGUF.checkpoints.formats
     told = replace(stated, folder=f"{__name__}:hear")
-    monkeypatch.setattr(registry, "plugins", lambda: [Plugin("gguf", formats=(told,))])
+    planted = Plugin("gguf", checkpoints=Checkpoints(formats=(told,)))
+    monkeypatch.setattr(registry, "plugins", lambda: [planted])
     monkeypatch.setattr(registry, "resolve_model", lambda *_: Path("resolved"))
     monkeypatch.setitem(globals(), "hear", lambda given, *_: heard.append(given))
     assert resolve_checkpoint(model) == Path("resolved")

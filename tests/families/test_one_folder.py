@@ -57,7 +57,8 @@ def test_a_family_of_another_distribution_passes_the_contract(tmp_path: Path) ->
     tree = copied(tmp_path)
     (tree / "newcomers").mkdir()
     record = (
-        'from saccade.plugin import Plugin\nPLUGIN = Plugin("newcomers", families="newcomers")\n'
+        "from saccade.plugin import Checkpoints, Plugin\n"
+        'PLUGIN = Plugin("newcomers", checkpoints=Checkpoints(families="newcomers"))\n'
     )
     (tree / "newcomers" / "__init__.py").write_text(record)
     install_plugin(tree, "newcomers")

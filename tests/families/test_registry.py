@@ -83,7 +83,8 @@ def new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     (site / "newcomers" / "new").mkdir(parents=True)
     (site / "newcomers" / "new" / "__init__.py").write_text(FOLDER)
     (site / "newcomers" / "__init__.py").write_text(
-        'from saccade.plugin import Plugin\nPLUGIN = Plugin("newcomers", families="newcomers")\n'
+        "from saccade.plugin import Checkpoints, Plugin\n"
+        'PLUGIN = Plugin("newcomers", checkpoints=Checkpoints(families="newcomers"))\n'
     )
     install_plugin(site, "newcomers")
     monkeypatch.syspath_prepend(site)

@@ -67,7 +67,7 @@ def running_media() -> tuple[asyncio.Runner, Media]:
         arena,
         METRICS,
         fork_servers=image_fork_servers(),
-        cards=[card for plugin in plugins() for card in plugin.media],
+        cards=[card for plugin in plugins() for card in plugin.requests.media],
     )
 
     async def start() -> None:
@@ -370,7 +370,7 @@ def test_a_form_that_no_plugin_can_hold_is_refused_by_its_field(
 ) -> None:
     tool = {"name": "look", "strict": strict}
     tools = ToolSet(read_tools([{"type": "function", "function": tool}]), choice)
-    features = [plugin for plugin in plugins() if not plugin.grammars]
+    features = [plugin for plugin in plugins() if not plugin.requests.grammars]
     calls = AnswerFormat(FORMATS["hermes"])
     chat = Chat((user("Hi"),), tools=tools)
     with pytest.raises(InvalidRequest, match=f"^{re.escape(field)}: .*structured") as refused:
@@ -383,7 +383,7 @@ def test_a_form_that_no_plugin_can_hold_is_refused_by_its_field(
 def test_free_calls_need_no_grammar() -> None:
     tools = ToolSet(read_tools([{"type": "function", "function": {"name": "look"}}]))
     calls = AnswerFormat(FORMATS["hermes"])
-    features = [plugin for plugin in plugins() if not plugin.grammars]
+    features = [plugin for plugin in plugins() if not plugin.requests.grammars]
     asked = GenerationRequest(Chat((user("Hi"),), tools=tools))
     assert prepare(asked, answer_format=calls, features=features).reading.form is calls.calls
 

@@ -21,7 +21,7 @@ def names(*rules: StepRule) -> list[str]:
 
 
 def test_what_refuses_for_less_comes_first() -> None:
-    rules = [*RULES, *(each for plugin in plugins() for each in plugin.steps)]
+    rules = [*RULES, *(each for plugin in plugins() for each in plugin.requests.steps)]
     assert names(*rules) == [
         "computer.begin",
         "form.choose",

@@ -100,7 +100,7 @@ def build_front(
         Arena.create(ARENA_BYTES),
         metrics,
         fork_servers=image_fork_servers(),
-        cards=[card for plugin in plugins() for card in plugin.media],
+        cards=[card for plugin in plugins() for card in plugin.requests.media],
     )
     intake = InputProcessor(
         spec,

@@ -104,7 +104,7 @@ def paths_of(spec: FamilySpec, fork_servers: Callable[[], ForkServers]) -> MakeP
             metrics,
             fork_servers=fork_servers(),
             metadata_folder=metadata_folder,
-            cards=[card for plugin in plugins() for card in plugin.media],
+            cards=[card for plugin in plugins() for card in plugin.requests.media],
         )
         media.start()
         try:

@@ -57,7 +57,7 @@ def test_the_core_answers_without(plugin: Plugin, tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(copy / "plugins" / plugin.name)
     search = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "bench")))
-    arguments = str(tmp_path), plugin.name, json.dumps(plugin.paths)
+    arguments = str(tmp_path), plugin.name, json.dumps(plugin.http.paths)
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, *arguments],
         env={**os.environ, "PYTHONPATH": search},
@@ -68,6 +68,6 @@ def test_the_core_answers_without(plugin: Plugin, tmp_path: Path) -> None:
     )
     text, image, *unknown = done.stdout.splitlines()
     assert text == image == "200 Hello!"
-    assert len(unknown) == len(plugin.paths)
+    assert len(unknown) == len(plugin.http.paths)
     for answer in unknown:
         assert answer.startswith("404 ") and "there is no /" in answer, answer

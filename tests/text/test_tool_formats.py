@@ -17,7 +17,7 @@ import pytest
 import saccade
 from saccade.core.options import ReasoningParser
 from saccade.front.members import read_tools
-from saccade.plugin import Plugin
+from saccade.plugin import Plugin, Requests
 from saccade.plugins import plugins
 from saccade.plugins.grammar.grammars import Grammars
 from saccade.plugins.grammar.matchers import Matchers
@@ -240,7 +240,7 @@ FORMATS = (
 def test_a_plugin_adds_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted_do.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)
-    planted = Plugin("planted", tool_formats="planted_do:FORMATS")
+    planted = Plugin("planted", requests=Requests(tool_formats="planted_do:FORMATS"))
     monkeypatch.setattr("saccade.plugins.plugins", lambda: (*plugins(), planted))
     monkeypatch.setattr(answer_format, "FORMATS", answer_format.find_formats())
     made = find_answer_format(["{{ '<do>' }}"], "auto", "none").calls

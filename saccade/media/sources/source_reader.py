@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 class UrlReader(Protocol):
-    """Downloads URLs. A plugin provides it (`Plugin.fetcher`)."""
+    """Downloads URLs. A plugin provides it (`plugin.Requests.fetcher`)."""
 
     async def fetch(self, url: str, salt: str, asker: Requester) -> bytes:
         """Return the bytes at `url`. Raises ImageError if missing, forbidden or too large."""
@@ -120,7 +120,7 @@ class SourceReader:
     def fetcher(self) -> UrlReader:
         """The downloader of URLs. Raises ImageError if no plugin provides one."""
         if self._fetcher is None:
-            builds = import_field(lambda plugin: plugin.fetcher)
+            builds = import_field(lambda plugin: plugin.requests.fetcher)
             if not builds:
                 raise ImageError(
                     "this server does not fetch URLs: send the image's bytes as a data: URL",
@@ -134,7 +134,7 @@ class SourceReader:
     def files(self) -> UploadedFiles:
         """The uploaded files. Raises NotFound if there is no plugin for them."""
         if self._files is None:
-            builds = import_field(lambda plugin: plugin.uploads)
+            builds = import_field(lambda plugin: plugin.requests.uploads)
             if not builds:
                 raise NotFound("this server keeps no files: send the bytes as a data: URL")
             build: Callable[[ServeOptions], UploadedFiles] = builds[0]

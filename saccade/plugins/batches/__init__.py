@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 
 if TYPE_CHECKING:
     from saccade.api.mounting import ApiContext
@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 PLUGIN = Plugin(
     "batches",
     requires=("files",),
-    routes="saccade.plugins.batches.handlers:batch_routes",
-    paths=("/v1/batches", "/v1/batches/{id}", "/v1/batches/{id}/cancel"),
-    operations="saccade.plugins.batches.description:OPERATIONS",
-    waiting="saccade.plugins.batches:has_batches",
+    http=Http(
+        routes="saccade.plugins.batches.handlers:batch_routes",
+        paths=("/v1/batches", "/v1/batches/{id}", "/v1/batches/{id}/cancel"),
+        operations="saccade.plugins.batches.description:OPERATIONS",
+        waiting="saccade.plugins.batches:has_batches",
+    ),
 )
 
 

@@ -1,7 +1,8 @@
 """Cache options of requests: breakpoints that pin computed pages, and reasons for cache misses."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Plugin, Scheduling
 
 PLUGIN = Plugin(
-    "cache_control", cache_part="saccade.plugins.cache_control.tracker:CacheControlTracker"
+    "cache_control",
+    scheduling=Scheduling(cache_part="saccade.plugins.cache_control.tracker:CacheControlTracker"),
 )

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from saccade.plugin import Plugin
+from saccade.plugin import Plugin, Runtime
 
-PLUGIN = Plugin("cpu", backends=(("cpu", "saccade.plugins.cpu.backend:BACKEND"),))
+PLUGIN = Plugin("cpu", runtime=Runtime(backends=(("cpu", "saccade.plugins.cpu.backend:BACKEND"),)))

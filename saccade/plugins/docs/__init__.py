@@ -1,10 +1,12 @@
 """The API description: /openapi.json, and /docs to read it."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 
 PLUGIN = Plugin(
     "docs",
-    routes="saccade.plugins.docs.handlers:docs_routes",
-    paths=("/openapi.json", "/docs", "/docs/docs.js", "/docs/docs.css"),
-    operations="saccade.plugins.docs.description:OPERATIONS",
+    http=Http(
+        routes="saccade.plugins.docs.handlers:docs_routes",
+        paths=("/openapi.json", "/docs", "/docs/docs.js", "/docs/docs.css"),
+        operations="saccade.plugins.docs.description:OPERATIONS",
+    ),
 )

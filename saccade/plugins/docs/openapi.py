@@ -46,7 +46,7 @@ _EVENTS = "Server-sent events, if the request sets stream: each is `data:` and a
 @cache
 def descriptions(plugins: tuple[Plugin, ...]) -> tuple[Description, ...]:
     """Return the descriptions of the core and of plugins."""
-    named = (plugin.operations for plugin in plugins if plugin.operations)
+    named = (name for plugin in plugins if (name := plugin.http.operations))
     return (OPERATIONS, *map(resolve_name, named))
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from saccade.plugin import MediaCard, Plugin
+from saccade.plugin import MediaCard, Plugin, Requests
 
 if TYPE_CHECKING:
     from saccade.core.family import FamilySpec
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 PLUGIN = Plugin(
     "documents",
     options="saccade.plugins.documents.options:PdfOptions",
-    media=(
-        MediaCard(
-            "document",
-            "saccade.plugins.documents.documents:Documents",
-            "saccade.plugins.documents:readable",
-            starts=(b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"{\\rtf"),
-            marks=(b"%PDF-",),
-        ),
+    requests=Requests(
+        media=(
+            MediaCard(
+                "document",
+                "saccade.plugins.documents.documents:Documents",
+                "saccade.plugins.documents:readable",
+                starts=(b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"{\\rtf"),
+                marks=(b"%PDF-",),
+            ),
+        )
     ),
 )
 

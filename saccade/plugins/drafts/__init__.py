@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.plugin import Offer, Plugin
+from saccade.plugin import Offer, Plugin, Scheduling
 
 if TYPE_CHECKING:
     from saccade.sched.parts.step_part import PartContext
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 PLUGIN = Plugin(
     "drafts",
     options="saccade.core.settings:DraftSettings",
-    step_part=Offer(
-        "saccade.plugins.drafts.speculative:SpeculativeDecoding", "saccade.plugins.drafts:drafts"
+    scheduling=Scheduling(
+        step_part=Offer(
+            "saccade.plugins.drafts.speculative:SpeculativeDecoding",
+            "saccade.plugins.drafts:drafts",
+        ),
     ),
 )
 

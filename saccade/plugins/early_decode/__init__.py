@@ -1,10 +1,10 @@
 """Images of chats decoded while the rest of their body arrives."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 
 PLUGIN = Plugin(
     "early_decode",
     options="saccade.plugins.early_decode.options:EarlyDecodeOptions",
     asked="saccade.plugins.early_decode.options:is_enabled",
-    body_watcher="saccade.plugins.early_decode.early_decodes:EarlyDecodes",
+    http=Http(body_watcher="saccade.plugins.early_decode.early_decodes:EarlyDecodes"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.plugin import Offer, Plugin
+from saccade.plugin import Http, Offer, Plugin, Requests, Runtime, Scheduling
 
 if TYPE_CHECKING:
     from saccade.core.config import EngineConfig
@@ -14,18 +14,27 @@ if TYPE_CHECKING:
 PLUGIN = Plugin(
     "encoder",
     options="saccade.plugins.encoder.options:RoleOptions",
-    routes="saccade.plugins.encoder.handlers:encode_routes",
-    paths=("/internal/embedding",),
     asked="saccade.plugins.encoder:is_encoder",
-    scheduler=Offer(
-        "saccade.plugins.encoder.encode_scheduler:build_encode_scheduler",
-        "saccade.plugins.encoder:encodes",
+    http=Http(
+        routes="saccade.plugins.encoder.handlers:encode_routes",
+        paths=("/internal/embedding",),
     ),
-    worker=Offer(
-        "saccade.plugins.encoder.worker:load_worker", "saccade.plugins.encoder:loads_tower"
+    requests=Requests(
+        embeddings=Offer(
+            "saccade.plugins.encoder.encoders:build_encoders",
+            "saccade.plugins.encoder:asks_encoders",
+        ),
     ),
-    embeddings=Offer(
-        "saccade.plugins.encoder.encoders:build_encoders", "saccade.plugins.encoder:asks_encoders"
+    scheduling=Scheduling(
+        scheduler=Offer(
+            "saccade.plugins.encoder.encode_scheduler:build_encode_scheduler",
+            "saccade.plugins.encoder:encodes",
+        ),
+    ),
+    runtime=Runtime(
+        worker=Offer(
+            "saccade.plugins.encoder.worker:load_worker", "saccade.plugins.encoder:loads_tower"
+        ),
     ),
 )
 

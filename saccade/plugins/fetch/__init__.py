@@ -1,9 +1,9 @@
 """Images by URL: `http(s):`, and `file:` below one allowed directory."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Plugin, Requests
 
 PLUGIN = Plugin(
     "fetch",
     options="saccade.plugins.fetch.options:FetchOptions",
-    fetcher="saccade.plugins.fetch.fetcher:Fetcher",
+    requests=Requests(fetcher="saccade.plugins.fetch.fetcher:Fetcher"),
 )

@@ -1,12 +1,14 @@
 """OpenAI's and Anthropic's Files API."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin, Requests
 
 PLUGIN = Plugin(
     "files",
     options="saccade.plugins.files.options:FileOptions",
-    routes="saccade.plugins.files.handlers:file_routes",
-    paths=("/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"),
-    uploads="saccade.plugins.files.uploads:open_uploads",
-    operations="saccade.plugins.files.description:OPERATIONS",
+    http=Http(
+        routes="saccade.plugins.files.handlers:file_routes",
+        paths=("/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"),
+        operations="saccade.plugins.files.description:OPERATIONS",
+    ),
+    requests=Requests(uploads="saccade.plugins.files.uploads:open_uploads"),
 )

@@ -1,17 +1,19 @@
 """GGUF files, llama.cpp's format, as checkpoints."""
 
-from saccade.plugin import CheckpointFormat, Plugin
+from saccade.plugin import CheckpointFormat, Checkpoints, Plugin
 
 PLUGIN = Plugin(
     "gguf",
     requires=("quantized",),
     options="saccade.core.settings:CheckpointSettings",
-    formats=(
-        CheckpointFormat(
-            ".gguf",
-            folder="saccade.plugins.gguf.folder:resolve_files",
-            tensors="saccade.plugins.gguf.tensors:open_gguf",
-            stored="saccade.plugins.gguf.blocks:block_tensor",
+    checkpoints=Checkpoints(
+        formats=(
+            CheckpointFormat(
+                ".gguf",
+                folder="saccade.plugins.gguf.folder:resolve_files",
+                tensors="saccade.plugins.gguf.tensors:open_gguf",
+                stored="saccade.plugins.gguf.blocks:block_tensor",
+            ),
         ),
     ),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from saccade.plugin import Plugin
+from saccade.plugin import Plugin, Runtime
 
 PLUGIN = Plugin(
     "gpu",
     options="saccade.core.settings:CudaSettings",
-    backends=(("cuda", "saccade.plugins.gpu.backend:BACKEND"),),
+    runtime=Runtime(backends=(("cuda", "saccade.plugins.gpu.backend:BACKEND"),)),
 )

@@ -1,5 +1,5 @@
 """Families of vision-language models other than Qwen-VL, one package each."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Checkpoints, Plugin
 
-PLUGIN = Plugin("models", families="saccade.plugins.models")
+PLUGIN = Plugin("models", checkpoints=Checkpoints(families="saccade.plugins.models"))

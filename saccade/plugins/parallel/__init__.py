@@ -1,9 +1,9 @@
 """Several processes for one model: tensor and expert parallelism."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Plugin, Runtime
 
 PLUGIN = Plugin(
     "parallel",
     options="saccade.core.settings:ParallelSettings",
-    collectives="saccade.plugins.parallel.collectives:join",
+    runtime=Runtime(collectives="saccade.plugins.parallel.collectives:join"),
 )

@@ -2,14 +2,16 @@
 fewer.
 """
 
-from saccade.plugin import Offer, Plugin
+from saccade.plugin import Checkpoints, Offer, Plugin
 
 PLUGIN = Plugin(
     "quantized",
     options="saccade.core.settings:QuantizationSettings",
-    quantization="saccade.plugins.quantized.quantization:read_quantization",
-    stored_forms=Offer(
-        "saccade.plugins.quantized.forms:read_forms",
-        "saccade.families.checkpoint:mentions_quantization",
+    checkpoints=Checkpoints(
+        quantization="saccade.plugins.quantized.quantization:read_quantization",
+        stored_forms=Offer(
+            "saccade.plugins.quantized.forms:read_forms",
+            "saccade.families.checkpoint:mentions_quantization",
+        ),
     ),
 )

@@ -1,10 +1,10 @@
 """A log of requests, and of the causes of delay in slow ones."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 
 PLUGIN = Plugin(
     "request_log",
     options="saccade.plugins.request_log.options:LogOptions",
     asked="saccade.plugins.request_log.options:is_enabled",
-    answer_log="saccade.plugins.request_log.request_log:RequestLog",
+    http=Http(answer_log="saccade.plugins.request_log.request_log:RequestLog"),
 )

@@ -1,23 +1,27 @@
 """Embeddings, reranking and scores, with the APIs of OpenAI, Cohere, Jina and vLLM."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin, Runtime
 
 PLUGIN = Plugin(
     "scores",
     options="saccade.core.settings:PoolingSettings",
-    routes="saccade.plugins.scores.handlers:score_routes",
-    paths=(
-        "/v1/embeddings",
-        "/v2/embed",
-        "/rerank",
-        "/v1/rerank",
-        "/v2/rerank",
-        "/score",
-        "/v1/score",
+    http=Http(
+        routes="saccade.plugins.scores.handlers:score_routes",
+        paths=(
+            "/v1/embeddings",
+            "/v2/embed",
+            "/rerank",
+            "/v1/rerank",
+            "/v2/rerank",
+            "/score",
+            "/v1/score",
+        ),
+        operations="saccade.plugins.scores.description:OPERATIONS",
     ),
-    operations="saccade.plugins.scores.description:OPERATIONS",
-    state_parts=(
-        ("score", "saccade.plugins.scores.worker:Scorer"),
-        ("read", "saccade.plugins.scores.worker:StateReader"),
+    runtime=Runtime(
+        state_parts=(
+            ("score", "saccade.plugins.scores.worker:Scorer"),
+            ("read", "saccade.plugins.scores.worker:StateReader"),
+        ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.plugin import Offer, Plugin
+from saccade.plugin import Caches, Offer, Plugin, Scheduling
 
 if TYPE_CHECKING:
     from saccade.core.config import EngineConfig
@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 
 PLUGIN = Plugin(
     "snapshots",
-    step_part=Offer(
-        "saccade.plugins.snapshots.snapshot_scheduler:SnapshotScheduler",
-        "saccade.plugins.snapshots:has_snapshots",
+    scheduling=Scheduling(
+        step_part=Offer(
+            "saccade.plugins.snapshots.snapshot_scheduler:SnapshotScheduler",
+            "saccade.plugins.snapshots:has_snapshots",
+        ),
     ),
-    snapshots=Offer(
-        "saccade.plugins.snapshots.snapshot_scheduler:build_snapshots",
-        "saccade.plugins.snapshots:keeps_states",
+    caches=Caches(
+        snapshots=Offer(
+            "saccade.plugins.snapshots.snapshot_scheduler:build_snapshots",
+            "saccade.plugins.snapshots:keeps_states",
+        ),
     ),
 )
 

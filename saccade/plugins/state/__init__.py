@@ -1,10 +1,12 @@
 """GET /saccade/state: the current activity of a server, for the web UI."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 
 PLUGIN = Plugin(
     "state",
-    routes="saccade.plugins.state.handlers:state_routes",
-    paths=("/saccade/state",),
-    operations="saccade.plugins.state.description:OPERATIONS",
+    http=Http(
+        routes="saccade.plugins.state.handlers:state_routes",
+        paths=("/saccade/state",),
+        operations="saccade.plugins.state.description:OPERATIONS",
+    ),
 )

@@ -1,10 +1,10 @@
 """Sends traces of requests to an OpenTelemetry collector."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Http, Plugin
 
 PLUGIN = Plugin(
     "telemetry",
     options="saccade.plugins.telemetry.options:TelemetryOptions",
     asked="saccade.plugins.telemetry.options:is_enabled",
-    recorder="saccade.plugins.telemetry.recorder:build_recorder",
+    http=Http(recorder="saccade.plugins.telemetry.recorder:build_recorder"),
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.plugin import Offer, Plugin
+from saccade.plugin import Caches, Offer, Plugin
 
 if TYPE_CHECKING:
     import torch
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 PLUGIN = Plugin(
     "tiers",
     options="saccade.plugins.tiers.options:TierOptions",
-    page_tiers=Offer(
-        "saccade.plugins.tiers.kept_pages:build_kept", "saccade.plugins.tiers:keeps_pages"
-    ),
-    page_loads=Offer(
-        "saccade.plugins.tiers.page_arrivals:PageArrivals", "saccade.plugins.tiers:has_tiers"
-    ),
-    page_memory=Offer(
-        "saccade.plugins.tiers.page_memory:PageTierMemory", "saccade.plugins.tiers:keeps_pages"
-    ),
-    embedding_tiers=Offer(
-        "saccade.plugins.tiers.embedding_tiers:open_tiers",
-        "saccade.plugins.tiers:keeps_embeddings",
+    caches=Caches(
+        page_tiers=Offer(
+            "saccade.plugins.tiers.kept_pages:build_kept", "saccade.plugins.tiers:keeps_pages"
+        ),
+        page_loads=Offer(
+            "saccade.plugins.tiers.page_arrivals:PageArrivals", "saccade.plugins.tiers:has_tiers"
+        ),
+        page_memory=Offer(
+            "saccade.plugins.tiers.page_memory:PageTierMemory", "saccade.plugins.tiers:keeps_pages"
+        ),
+        embedding_tiers=Offer(
+            "saccade.plugins.tiers.embedding_tiers:open_tiers",
+            "saccade.plugins.tiers:keeps_embeddings",
+        ),
     ),
 )
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.plugin import LogitRule, Plugin
+from saccade.plugin import LogitRule, Plugin, Runtime
 
 if TYPE_CHECKING:
     from saccade.core.plan import Open
 
 PLUGIN = Plugin(
     "token_rules",
-    logit_rules=(
-        LogitRule("saccade.plugins.token_rules.row_rules:RowBans.of", f"{__name__}:forbids"),
-        LogitRule(
-            "saccade.plugins.token_rules.row_rules:RowThinking.of", f"{__name__}:thinks", last=True
+    runtime=Runtime(
+        logit_rules=(
+            LogitRule("saccade.plugins.token_rules.row_rules:RowBans.of", f"{__name__}:forbids"),
+            LogitRule(
+                "saccade.plugins.token_rules.row_rules:RowThinking.of",
+                f"{__name__}:thinks",
+                last=True,
+            ),
         ),
     ),
 )

@@ -1,5 +1,7 @@
 """Tool-call formats of models other than Qwen-VL."""
 
-from saccade.plugin import Plugin
+from saccade.plugin import Plugin, Requests
 
-PLUGIN = Plugin("tool_formats", tool_formats="saccade.plugins.tool_formats.formats:FORMATS")
+PLUGIN = Plugin(
+    "tool_formats", requests=Requests(tool_formats="saccade.plugins.tool_formats.formats:FORMATS")
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.plugin import MediaCard, Plugin
+from saccade.plugin import MediaCard, Plugin, Requests
 
 if TYPE_CHECKING:
     from saccade.core.family import FamilySpec
@@ -12,8 +12,12 @@ if TYPE_CHECKING:
 
 PLUGIN = Plugin(
     "video",
-    media=(
-        MediaCard("video", "saccade.plugins.video.videos:Videos", "saccade.plugins.video:readable"),
+    requests=Requests(
+        media=(
+            MediaCard(
+                "video", "saccade.plugins.video.videos:Videos", "saccade.plugins.video:readable"
+            ),
+        )
     ),
 )
 

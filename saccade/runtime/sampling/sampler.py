@@ -75,7 +75,7 @@ class SampleParts:
         self, vocab_size: int, slots: int, stop_ids: Sequence[int], place: torch.device, ops: Ops
     ) -> None:
         self._given = vocab_size, stop_ids, place
-        rules = [rule for plugin in plugins() for rule in plugin.logit_rules]
+        rules = [rule for plugin in plugins() for rule in plugin.runtime.logit_rules]
         first = [each for each in rules if not each.last]
         self._rules = (*first, EDITS, *(each for each in rules if each.last))
         self._made: dict[int, SamplePart] = {}

@@ -140,7 +140,7 @@ def find_forms(config: Section, loading: LoadContext) -> StoredForms | None:
     """Return the quantized tensors of a checkpoint, or `None` if it is not quantized. `config` is
     its config.json. Raises CheckpointError.
     """
-    for read in builders(lambda plugin: plugin.stored_forms, config):
+    for read in builders(lambda plugin: plugin.checkpoints.stored_forms, config):
         forms: StoredForms | None = read(config, loading)
         return forms
     return None

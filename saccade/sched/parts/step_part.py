@@ -127,9 +127,10 @@ class Parts:
         self._context = context
         # the parts that every sequence uses
         self.every: tuple[StepPart, ...] = tuple(
-            build(context) for build in builders(lambda plugin: plugin.step_part, context)
+            build(context)
+            for build in builders(lambda plugin: plugin.scheduling.step_part, context)
         )
-        loads = builders(lambda plugin: plugin.page_loads, context)
+        loads = builders(lambda plugin: plugin.caches.page_loads, context)
         # loads of pages from other tiers, or None
         self.loads: PageLoads | None = loads[0](context) if loads else None
         self._more: tuple[StepPart, ...] = ()
@@ -140,7 +141,7 @@ class Parts:
         first use.
         """
         if not self._more:
-            builds = import_field(lambda plugin: plugin.cache_part)
+            builds = import_field(lambda plugin: plugin.scheduling.cache_part)
             self._more = tuple(build(self._context) for build in builds)
         return (*self.every, *self._more)
 

@@ -20,7 +20,7 @@ from saccade.text.answer.tool_format import ToolFormat
 
 def find_formats() -> dict[str, ToolFormat]:
     """Return the formats by name, in the order in which they are looked for in a template."""
-    others = import_field(lambda plugin: plugin.tool_formats)
+    others = import_field(lambda plugin: plugin.requests.tool_formats)
     found: Iterable[ToolFormat] = chain(formats.FORMATS, *others)
     return {each.name: each for each in sorted(found, key=lambda each: each.order)}
 
