@@ -40,15 +40,26 @@ def complete(found: Sequence[Plugin]) -> tuple[Plugin, ...]:
 
 
 def asked_plugins(options: ServeOptions) -> tuple[Plugin, ...]:
-    """Return the plugins that these options enable. Raises ConfigError if one cannot run here."""
+    """Return the plugins that these options enable. Raises ConfigError if one cannot run here.
+
+    A plugin whose `asked` is in the module of its options is disabled unless an option of a plugin
+    was set, so that this module need not be imported.
+    """
 
     def is_asked(plugin: Plugin) -> bool:
         if plugin.asked is None:
             return options.role != "encode" or bool(plugin.media)
+        if not options.extras and module_of(plugin.asked) == module_of(plugin.options):
+            return False
         asked: Callable[[ServeOptions], bool] = resolve_name(plugin.asked)
         return asked(options)
 
     return tuple(filter(is_asked, plugins()))
+
+
+def module_of(name: str | None) -> str | None:
+    """Return the module of a "module:name"."""
+    return name and name.partition(":")[0]
 
 
 @cache
