@@ -25,8 +25,8 @@ from saccade.core.plan import PixelSlot
 from saccade.core.settings import FileSettings
 from saccade.core.types import ImageKey
 from saccade.media.content import PixelNames, name_pixels
+from saccade.media.file_cache import FileCache
 from saccade.media.kind import MediaKinds
-from saccade.media.metadata_store import FileCache
 from saccade.media.opened import Opened, OpenedImage, Spent
 from saccade.media.reasons import READS_HEIC
 from saccade.media.sources.fairness import Requester
