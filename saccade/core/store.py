@@ -28,9 +28,6 @@ SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
 """The directory of embeddings, used by one server or shared by several."""
 CARDS = "cards"
 """A subdirectory of it, with the front's metadata of media files (`media/metadata_store.py`)."""
-BATCHES = "batches"
-UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]{{64}}"))
-"""The directory of uploaded files, with a subdirectory for batches of requests."""
 
 
 def file_name(key: ImageKey) -> str:
