@@ -42,7 +42,7 @@ from saccade.core.types import (
     SamplingParams,
     TokenLogprobs,
 )
-from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
+from saccade.front.answer_rules import AnswerRules
 from saccade.front.answer_update import Finish
 from saccade.front.assemble import build_front, parity_check
 from saccade.front.content import image_part, message_from_object, read_parts
@@ -107,7 +107,7 @@ class ChatOptions(TypedDict, total=False):
     response_format: Form | None
     structured_outputs: Form | None
     prompt_logprobs: int | None
-    rules: AnswerRules
+    rules: AnswerRules | None
     lora: str | None
     progress: bool
 
@@ -121,7 +121,7 @@ class _Settings:
     variables: Mapping[str, Any]  # additional variables for the chat template
     constraint: OutputConstraint | None
     prompt_logprobs: int | None
-    rules: AnswerRules
+    rules: AnswerRules | None
     adapter: AdapterRef
 
 
@@ -193,7 +193,7 @@ class LLM:
         response_format: Form | None = None,
         structured_outputs: Form | None = None,
         prompt_logprobs: int | None = None,
-        rules: AnswerRules = NO_ANSWER_RULES,
+        rules: AnswerRules | None = None,
         lora: str | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
@@ -220,7 +220,7 @@ class LLM:
             chat_template_kwargs or {},
             read_form(given),
             _typed(int | None, prompt_logprobs, "prompt_logprobs"),
-            _typed(AnswerRules, rules, "rules"),
+            None if rules is None else _typed(AnswerRules, rules, "rules"),
             self._adapter(lora),
         )
         _check_list(messages)

@@ -200,6 +200,8 @@ class Plugin:
     # function of `ServeOptions`: returns True if the plugin is enabled. By default it is enabled,
     # except with --role encode, where only plugins with kinds of media are.
     asked: str | None = None
+    # disabled if no option of any plugin is set, without importing the module of `asked`
+    needs_options: bool = False
     commands: tuple[Command, ...] = ()
     # `Upstreams` of a router, built from a `RouterContext`; `asked` gets the `RouteOptions`
     upstreams: Offer | None = None

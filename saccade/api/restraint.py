@@ -6,14 +6,16 @@ They are converted to `AnswerRules`, which describe their meaning and check thei
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NoRepeat
-from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 from saccade.front.fields import Integer, Natural
+
+if TYPE_CHECKING:
+    from saccade.front.answer_rules import AnswerRules
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _URGENCY = {"flex": 1, "priority": -1, "fast": -1, "ultrafast": -2}
@@ -60,8 +62,15 @@ class Restraint(Struct, kw_only=True):
     """Among your waiting requests, lower numbers run first."""
     service_tier: ServiceTier | None = None
 
-    def rules(self) -> AnswerRules:
-        """Convert the fields to rules. Raises InvalidRequest that names the field."""
+    def rules(self, budget: int | None) -> AnswerRules | None:
+        """Convert the fields to rules, or None if they have no effect.
+
+        Raises InvalidRequest that names the field.
+
+        budget: the default for `thinking_token_budget`.
+        """
+        from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
+
         if self.allowed_token_ids == []:
             raise InvalidRequest(
                 "allowed_token_ids: the list is empty: no token would be allowed",
@@ -71,13 +80,13 @@ class Restraint(Struct, kw_only=True):
             tuple(self.allowed_token_ids or ()),
             tuple(word for word in self.bad_words or () if word),
             self._no_repeat(),
-            self.thinking_token_budget,
+            budget if self.thinking_token_budget is None else self.thinking_token_budget,
             bool(self.include_stop_str_in_output),
             self.skip_special_tokens is not False,
             self.truncate_prompt_tokens,
             (self.priority or 0) + _URGENCY.get(self.service_tier or "", 0),
         )
-        return NO_ANSWER_RULES if rules == NO_ANSWER_RULES else rules
+        return None if rules == NO_ANSWER_RULES else rules
 
     def _no_repeat(self) -> NoRepeat | None:
         extra = self.vllm_xargs or ExtraArguments()

@@ -91,6 +91,27 @@ class Content:
 
 
 NAME_BYTES = 32
+PAGE_FORMAT = "saccade-page-1"
+"""Change this whenever the bytes of a page, or their meaning, change in a way that no field of
+`PageIdentity` reflects.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PageIdentity:
+    """Everything that keys and values in a page depend on, other than the prompt."""
+
+    weights: str  # digest of the checkpoint's files, including its configuration
+    computed: str  # how they are computed: device, dtype, quantization and family options
+    kept: str  # the dtype and scales of the cache
+    layout: str  # each layer's caches on one rank, and the number of ranks
+    page_size: int
+    adapter: str = ""  # reserved; always empty
+    release: str = ""  # Saccade's version
+
+    def digest(self) -> bytes:
+        """Return a 16-byte digest."""
+        return blake2b(repr((PAGE_FORMAT, self)).encode(), digest_size=16).digest()
 
 
 def _text(value: bytes) -> bytes:
@@ -100,7 +121,7 @@ def _text(value: bytes) -> bytes:
 def root_name(identity: bytes, salt: str, adapter: str = "") -> bytes:
     """Return the hash of the empty prefix, the root of all page hashes in a partition.
 
-    identity: see `core.store.PageIdentity`. adapter: its fingerprint.
+    identity: `PageIdentity.digest`. adapter: its fingerprint.
     """
     facts = b"root" + _text(identity) + _text(salt.encode()) + _text(adapter.encode())
     return blake2b(facts, digest_size=NAME_BYTES).digest()

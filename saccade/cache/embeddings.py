@@ -106,25 +106,11 @@ def encode_cost(num_tokens: int) -> float:
     return FIXED_TOKENS + num_tokens * (1 + num_tokens / QUADRATIC_TOKENS)
 
 
-Worth = Callable[[int, float, int], float]
-"""worth(tokens, popularity, uses): how much is saved per byte by caching an embedding. uses: how
-often it was used since it was cached.
-"""
-
-
-def saved_encoding(num_tokens: int, popularity: float, _uses: int) -> float:
-    """Return the encoding cost per token (and so per byte) that a cached embedding saves, times the
-    image's popularity.
-    """
-    return popularity * encode_cost(num_tokens) / num_tokens
-
-
 @dataclass(slots=True)
 class _Record:
     """What is recorded about an embedding that is in some tier."""
 
     num_tokens: int
-    uses: int = 0
     idle: bool = False  # only background requests have used it, so it is evicted first
 
 
@@ -139,18 +125,15 @@ class EmbeddingCache:
         budgets: EmbeddingBudgets,
         bytes_per_token: int,
         on_disk: Iterable[tuple[ImageKey, int]] = (),
-        worth: Worth = saved_encoding,
         pins: PinTable[ImageKey] | None = None,
         file_bytes: Callable[[int], int] = embedding_file_bytes,
     ) -> None:
         """Create the cache, with the embeddings that are already on disk.
 
         on_disk: (key, tokens) of embeddings saved by an earlier run, the least recently used first.
-        worth: computes the worth of an embedding for eviction.
         pins: an empty table, whose share is in bytes. None disables pins.
         file_bytes: returns the bytes on disk of an embedding with the given bytes in memory.
         """
-        self._worth_of = worth
         self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token
         self.pins = PinTable() if pins is None else pins
@@ -249,7 +232,6 @@ class EmbeddingCache:
         """
         if not idle:
             self._popularity.use(key, len(self._known))
-            self._known[key].uses += 1
             self._known[key].idle = False
         self.device.use(key, self._worth(key))
         self.device.hold(key)
@@ -464,10 +446,13 @@ class EmbeddingCache:
         return self._file_bytes(self._bytes(key)) if cache_tier is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
+        """Return the encoding cost per token (and so per byte) that a cached embedding saves, times
+        the image's popularity.
+        """
         known = self._known[key]
         if known.idle:
             return 0.0
-        return self._worth_of(known.num_tokens, self._popularity.of(key), known.uses)
+        return self._popularity.of(key) * encode_cost(known.num_tokens) / known.num_tokens
 
     def _make_room_for(self, key: ImageKey, keep: Collection[ImageKey]) -> list[Move]:
         nbytes = self._bytes(key)

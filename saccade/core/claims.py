@@ -24,32 +24,6 @@ from saccade.core.private_folder import OTHERS, SAFELY
 
 log = logging.getLogger("saccade")
 
-_SIZED = re.compile(r"(.*):([-+]?\d[^/:]*)", re.DOTALL)
-_SIZE = re.compile(r"(\d{1,12})(\w+)", re.ASCII)
-_UNITS = {"M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30, "T": 1 << 40, "TiB": 1 << 40}
-
-
-@dataclass(frozen=True, slots=True)
-class DiskFolder:
-    """A directory, and the maximum bytes to store there (None: the server decides)."""
-
-    path: str
-    nbytes: int | None = None
-
-    @classmethod
-    def parse(cls, option: str, given: str) -> DiskFolder:
-        """Parse FOLDER or FOLDER:SIZE, such as /var/cache/images:64GiB. Raises ConfigError."""
-        if (found := _SIZED.fullmatch(given)) is None:
-            return cls(given)
-        folder, text = found.groups()
-        size = _SIZE.fullmatch(text)
-        if size is None or size[2] not in _UNITS:
-            raise ConfigError(
-                f"{option} {given!r}: expected a size in MiB, GiB or TiB, such as {folder}:64GiB "
-                f"(a folder of this name: {given}/)"
-            )
-        return cls(folder, int(size[1]) * _UNITS[size[2]])
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:

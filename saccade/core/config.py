@@ -110,7 +110,7 @@ class PageTierConfig:
 
     folder: str | None = None  # the directory on disk; None: no disk tier
     disk_bytes: int = 0
-    identity: bytes = b""  # `store.PageIdentity.digest`: identifies the pages' content
+    identity: bytes = b""  # `cache.content.PageIdentity.digest`: identifies the pages' content
     ranks: int = 1  # ranks that each hold a part of every page
     host_bytes: int = 0  # host memory per rank
     store: str = "disk"  # the module in `plugins/tiers/` that implements the disk tier

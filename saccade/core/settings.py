@@ -6,11 +6,11 @@ plugin derives its own options. If the plugin is missing, the defaults are used.
 """
 
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from saccade.core.claims import DiskFolder
 from saccade.core.config import AllReduce, KVDtype, QuantizationMode, Role, TowerQuantization
 from saccade.core.errors import ConfigError
 from saccade.core.given_paths import check_given
@@ -21,6 +21,10 @@ LogFormat = Literal["text", "json"]
 Parity = Literal["auto", "unproven", "generate"]
 Pooling = Literal["auto", "last", "embed", "rank", "none"]
 Speculative = Literal["auto", "always", "off"]
+
+_SIZED = re.compile(r"(.*):([-+]?\d[^/:]*)", re.DOTALL)
+_SIZE = re.compile(r"(\d{1,12})(\w+)", re.ASCII)
+_UNITS = {"M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30, "T": 1 << 40, "TiB": 1 << 40}
 
 
 class SharedOptions:
@@ -33,6 +37,28 @@ class SharedOptions:
     def read_environment(self) -> Self:
         """Return the options, completed from environment variables."""
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFolder:
+    """A directory, and the maximum bytes to store there (None: the server decides)."""
+
+    path: str
+    nbytes: int | None = None
+
+    @classmethod
+    def parse(cls, option: str, given: str) -> Self:
+        """Parse FOLDER or FOLDER:SIZE, such as /var/cache/images:64GiB. Raises ConfigError."""
+        if (found := _SIZED.fullmatch(given)) is None:
+            return cls(given)
+        folder, text = found.groups()
+        size = _SIZE.fullmatch(text)
+        if size is None or size[2] not in _UNITS:
+            raise ConfigError(
+                f"{option} {given!r}: expected a size in MiB, GiB or TiB, such as {folder}:64GiB "
+                f"(a folder of this name: {given}/)"
+            )
+        return cls(folder, int(size[1]) * _UNITS[size[2]])
 
 
 # ---- the front's

@@ -1,8 +1,7 @@
 """The files of embeddings and KV pages on disk: a directory for each model, a file for each item.
 
 The engine, which looks files up, and the worker, which writes them, share this layout. It also has
-the claims of directories that servers may share, and the properties that KV pages on disk depend
-on.
+the claims of directories that servers may share.
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
 """The directory of embeddings, used by one server or shared by several."""
 CARDS = "cards"
 """A subdirectory of it, with the front's metadata of media files (`media/metadata_store.py`)."""
-BATCHES = "batches"
-UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]{{64}}"))
-"""The directory of uploaded files, with a subdirectory for batches of requests."""
 
 
 def file_name(key: ImageKey) -> str:
@@ -85,10 +81,6 @@ def taken(found: os.stat_result) -> int:
     return min(on_disk(found.st_size), 512 * found.st_blocks)
 
 
-FORMAT = "saccade-page-1"
-"""Change this whenever the bytes of a page, or their meaning, change in a way that no field of
-`PageIdentity` reflects.
-"""
 PAGE_SUFFIX = ".page"
 PAGES = Claim(".saccade-pages", re.compile(r"kv-[0-9a-f]{32}"))
 """The directory of KV pages."""
@@ -98,23 +90,6 @@ PAGE_FILES = FolderLayout(
     re.compile(r"[0-9a-f]{64}\.page"),
     re.compile(r"[0-9a-f]{64}\.[0-9]+\.tmp"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PageIdentity:
-    """Everything that keys and values in a page depend on, other than the prompt."""
-
-    weights: str  # digest of the checkpoint's files, including its configuration
-    computed: str  # how they are computed: device, dtype, quantization and family options
-    kept: str  # the dtype and scales of the cache
-    layout: str  # each layer's caches on one rank, and the number of ranks
-    page_size: int
-    adapter: str = ""  # reserved; always empty
-    release: str = ""  # Saccade's version
-
-    def digest(self) -> bytes:
-        """Return a 16-byte digest."""
-        return blake2b(repr((FORMAT, self)).encode(), digest_size=16).digest()
 
 
 def identity_folder(identity: bytes) -> str:

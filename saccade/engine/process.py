@@ -18,6 +18,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from saccade import __version__
+from saccade.cache.content import PageIdentity
 from saccade.core.arena import Arena
 from saccade.core.config import EngineConfig, Hardware
 from saccade.core.errors import StartupError
@@ -26,7 +27,6 @@ from saccade.core.given_paths import readable, sendable
 from saccade.core.metrics import Metrics
 from saccade.core.options import usable_cores
 from saccade.core.settings import DraftSettings
-from saccade.core.store import PageIdentity
 from saccade.core.types import Tower
 from saccade.engine.engine import Engine, EnginePart
 from saccade.engine.language import GrammarRequests, LanguageHalf

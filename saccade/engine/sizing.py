@@ -6,11 +6,8 @@ describes the result. This module works with sizes and counts only, not with ten
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
-from saccade.core.claims import DiskFolder, warn_of_others
 from saccade.core.config import (
     GIB,
     MIB,
@@ -43,7 +40,6 @@ from saccade.core.settings import (
     QuantizationSettings,
     TierSettings,
 )
-from saccade.core.store import EMBEDDING_FILES, PAGE_FILES, FolderLayout
 from saccade.engine.memory_estimate import (
     StepBounds,
     cuda_bytes,
@@ -548,7 +544,9 @@ def resolve_embeddings(
     disk = tiers.embedding_disk
     if disk is None or disk.nbytes == 0:
         return EmbeddingBudgets(device, host_bytes)
-    nbytes, folder = _disk_budget("--embedding-cache-dir", disk, EMBEDDING_FILES)
+    from saccade.engine.disk_budget import embedding_budget
+
+    nbytes, folder = embedding_budget(disk)
     shared = tiers.embedding_cache_shared
     store = "shared" if shared else "disk"
     return EmbeddingBudgets(device, host_bytes, nbytes, folder, shared, store)
@@ -564,26 +562,10 @@ def resolve_pages(tiers: TierSettings, ranks: int, host_bytes: int) -> PageTierC
         host_bytes = tiers.kv_cache_host_mb * MIB
     if (disk := tiers.kv_disk) is None:
         return PageTierConfig(host_bytes=host_bytes, ranks=ranks)
-    nbytes, folder = _disk_budget("--kv-cache-dir", disk, PAGE_FILES)
+    from saccade.engine.disk_budget import page_budget
+
+    nbytes, folder = page_budget(disk)
     return PageTierConfig(folder, nbytes, ranks=ranks, host_bytes=host_bytes)
-
-
-def _disk_budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[int, str]:
-    """Return the bytes that `option` may use in a directory, and the directory.
-
-    layout: identifies the files that are already stored there. Raises ConfigError.
-    """
-    folder = Path(disk.path).expanduser().absolute()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Files saved earlier count as available. Otherwise the budget would shrink at each restart.
-        available = shutil.disk_usage(folder).free + layout.nbytes(folder)
-    except FileExistsError:
-        raise ConfigError(f"{option} {folder}: it is a file, not a directory") from None
-    except OSError as error:
-        raise ConfigError(f"{option} {folder}: {error.strerror}") from None
-    warn_of_others(option, folder)
-    return available // 4 if disk.nbytes is None else disk.nbytes, str(folder)
 
 
 def kv_page_bytes(

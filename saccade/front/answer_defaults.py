@@ -15,7 +15,6 @@ from saccade.core.family import FamilySpec
 from saccade.core.token_rules import NO_RULES, NoRepeat, TokenRules
 from saccade.core.types import LARGEST, STORED_SAMPLING, SamplingParams
 from saccade.families.checkpoint import Section, read_json
-from saccade.front.answer_rules import AnswerRules
 
 OPENAI = SamplingParams(temperature=1.0, max_tokens=LARGEST)
 """OpenAI's defaults, with answers as long as the context allows."""
@@ -54,9 +53,11 @@ def _sampling(config: Section) -> SamplingParams:
 
 
 def _rules(config: Section, spec: FamilySpec) -> TokenRules:
-    size = config.integer("no_repeat_ngram_size", default=0)
-    no_repeat = NoRepeat(size) if size else None
-    AnswerRules(no_repeat_ngram=no_repeat)  # raises
+    no_repeat = None
+    if size := config.integer("no_repeat_ngram_size", default=0):
+        from saccade.front.answer_rules import AnswerRules
+
+        no_repeat = AnswerRules(no_repeat_ngram=NoRepeat(size)).no_repeat_ngram  # may raise
     runs = [[token] for token in config.integers("suppress_tokens", default=())]
     words = config.get("bad_words_ids") or []
     if not isinstance(words, list) or not all(map(_is_run, words)):

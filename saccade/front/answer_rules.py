@@ -7,7 +7,7 @@ the prompt, and priority. This module checks them and translates them to tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NO_RULES, NoRepeat, ThinkingBudget, TokenRules
@@ -69,12 +69,6 @@ class AnswerRules:
                 f"priority: expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}",
                 "priority",
             )
-
-    def with_thinking_budget(self, budget: int | None) -> AnswerRules:
-        """Return the rules with this `thinking_token_budget`, unless they already have one."""
-        if budget is None or self.thinking_token_budget is not None:
-            return self
-        return replace(self, thinking_token_budget=budget)
 
     def tokens(self, tokenizer: Tokenizer, begun: bool) -> TokenRules:
         """Return the rules in tokens. `begun` is True if the prompt has already opened the

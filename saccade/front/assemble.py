@@ -32,7 +32,6 @@ from saccade.core.settings import (
     PoolingSettings,
     TierSettings,
 )
-from saccade.core.store import CARDS
 from saccade.engine.link import EarlyEngine, EngineProcess
 from saccade.families.checkpoint import read_pooling
 from saccade.families.registry import load_spec, resolve_checkpoint
@@ -210,6 +209,8 @@ def _metadata_folder(tiers: TierSettings) -> Path | None:
     disk = tiers.embedding_disk
     if disk is None or disk.nbytes == 0:
         return None
+    from saccade.core.store import CARDS
+
     return Path(disk.path).expanduser().absolute() / CARDS
 
 

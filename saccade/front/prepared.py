@@ -141,7 +141,7 @@ class Preparation:
             ),
             prompt_logprobs=request.prompt_logprobs,
             rules=self.rules,
-            priority=request.rules.priority,
+            priority=0 if request.rules is None else request.rules.priority,
         )
         return PreparedRequest(
             made,

@@ -27,7 +27,6 @@ from saccade.core.types import (
     check_sampling,
 )
 from saccade.core.video import VideoRules
-from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 from saccade.front.breakpoints import NO_CACHE_REQUEST, CacheRequest
 from saccade.front.conversation import NO_CHAT, Chat
 from saccade.front.extras import Extras
@@ -39,6 +38,7 @@ from saccade.text.prompt.special_tokens import Literals, Rendered
 from saccade.text.prompt.template import ChatTemplate, Tokenizer, TooManyTokens
 
 if TYPE_CHECKING:
+    from saccade.front.answer_rules import AnswerRules
     from saccade.text.grammar.constraint import OutputConstraint
     from saccade.text.prompt.message_offsets import MessageOffset
 
@@ -87,7 +87,7 @@ class GenerationRequest:
     cache: CacheRequest = NO_CACHE_REQUEST
     prompt_logprobs: int | None = None  # as in `Request`
     names: FieldNames = CHAT_NAMES  # names of the fields in the client's API, for error messages
-    rules: AnswerRules = NO_ANSWER_RULES
+    rules: AnswerRules | None = None
     adapter: AdapterRef = NO_ADAPTER
     prediction: str = ""  # text that the client expects in the answers
     extras: Extras = ()  # values for plugins

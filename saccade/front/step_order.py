@@ -17,7 +17,6 @@ from saccade.core.family import FamilySpec
 from saccade.core.options import ServeOptions
 from saccade.core.token_rules import NO_RULES
 from saccade.front.answer_defaults import AnswerDefaults
-from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.prepared import Preparation
 from saccade.front.prompt_encoder import PromptEncoder
@@ -108,7 +107,7 @@ def has_files(preparation: Preparation) -> bool:
 
 def has_rules(preparation: Preparation) -> bool:
     """Return True if the request or the checkpoint has rules for answers."""
-    return preparation.asked.rules != NO_ANSWER_RULES or preparation.rules != NO_RULES
+    return preparation.asked.rules is not None or preparation.rules != NO_RULES
 
 
 def has_switches(preparation: Preparation) -> bool:

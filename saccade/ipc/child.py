@@ -384,11 +384,10 @@ class Child:
             await self.wait()
         self.release()
 
-    def end_sync(self, patience: float = 0.0) -> None:
+    def end_sync(self) -> None:
         """Blocking version of `end`, for use without an event loop."""
-        if self.wait_sync(patience) is None:
-            self.kill()
-            self.wait_sync()
+        self.kill()
+        self.wait_sync()
         self.release()
 
     def release(self) -> None:

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import ServeOptions
 from saccade.media.content import identify_soon
-from saccade.media.metadata_store import MetadataStore
 from saccade.media.opened import CachedFrame, Kind, OpenedImage, jobs_of
 from saccade.media.sources.source import ImageSource, RenderedPage, SentFile, Source
 from saccade.media.sources.source_reader import Reads, SourceRead
@@ -30,6 +29,9 @@ from saccade.media.workers.decode_queue import Job, PixelLimits
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.pool import DecodePool
 from saccade.plugin import MediaCard
+
+if TYPE_CHECKING:
+    from saccade.media.metadata_store import MetadataStore
 
 S_contra = TypeVar("S_contra", contravariant=True)
 C = TypeVar("C")

@@ -25,10 +25,10 @@ from saccade.core.plan import PixelSlot
 from saccade.core.settings import FileSettings
 from saccade.core.types import ImageKey
 from saccade.media.content import PixelNames, name_pixels
-from saccade.media.formats import heif
+from saccade.media.file_cache import FileCache
 from saccade.media.kind import MediaKinds
-from saccade.media.metadata_store import FileCache
 from saccade.media.opened import Opened, OpenedImage, Spent
+from saccade.media.reasons import READS_HEIC
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import ImageSource, Source, in_company
 from saccade.media.sources.source_reader import INLINE_BYTES, Reads, SourceReader, all_of
@@ -117,7 +117,7 @@ class Media:
     @property
     def readable(self) -> tuple[Readable, ...]:
         """The media types that both the model and the installation support."""
-        images: tuple[Readable, ...] = ("images", "heic") if heif.INSTALLED else ("images",)
+        images: tuple[Readable, ...] = ("images", "heic") if READS_HEIC else ("images",)
         return (*(images if self.spec.sees_images else ()), *self.kinds.readable())
 
     @property

@@ -1,14 +1,7 @@
-"""Caches of metadata by digest, so that a file that was sent before is not opened again. Metadata
-is an image's header, a video's frame count and frame rate, or the page sizes of a document.
+"""A database of metadata of media files (`media/file_cache.py`), in a directory of its own that
+outlives the server.
 
-    MetadataCache   metadata of one kind, typed, in memory: the most recently used entries
-    MetadataStore   metadata of all kinds in one database, in a directory of its own that outlives
-                    the server
-    FileCache       headers of files that were sent before, and which images have the same pixels
-
-An entry that cannot be read or written is treated as missing: the file is opened again. Decoders
-check metadata against the bytes, so an entry is trusted no more than the bytes themselves. A header
-is reused only for the tenant that sent the bytes, because hostile bytes may have forged it.
+An entry that cannot be read or written is treated as missing: the file is opened again.
 """
 
 from __future__ import annotations
@@ -20,19 +13,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Generic, TypeVar
-
-import msgspec
-from blake3 import blake3
-from cachetools import LRUCache
+from typing import TypeVar
 
 from saccade.core.claims import Claim
-from saccade.core.decoders import msgpack_decoder
-from saccade.core.types import Image, ImageKey
-from saccade.core.video import MAX_FPS
-from saccade.ipc.messages import Same
-from saccade.media.content import VIDEO, Probe, check_pixels, video_reader
-from saccade.media.opened import OpenedImage
 
 log = logging.getLogger("saccade")
 
@@ -40,9 +23,9 @@ T = TypeVar("T")
 
 CLAIM = Claim(".saccade-cards", re.compile(r"cards\.db(-journal)?"))
 MAX_ENTRIES = 1 << 16
-"""The maximum number of entries, per kind in memory, and of all kinds together on disk."""
+"""The maximum number of entries, of all kinds together."""
 LARGEST = 1 << 16
-"""The maximum bytes of an entry on disk. Larger entries are cached in memory only."""
+"""The maximum bytes of an entry. Larger entries are cached in memory only."""
 SWEEP = 1 << 10
 """The oldest entries are deleted once per this many writes."""
 BUSY_SECONDS = 1.0
@@ -136,136 +119,3 @@ class MetadataStore:
         if self._database is not None:
             self._database.close()
             self._database = None
-
-
-class MetadataCache(Generic[T]):
-    """Metadata of one kind, in memory and, with a `disk`, in its database.
-
-    kind: names the entries' type and the version of the decoder that made them.
-    form: the type of the entries.
-    """
-
-    def __init__(self, disk: MetadataStore | None, kind: str, form: type[T]) -> None:
-        self._disk = disk
-        self._kind = kind
-        self._decoder = msgpack_decoder(form)
-        self._entries: LRUCache[bytes, T] = LRUCache(MAX_ENTRIES)
-
-    def get(self, name: bytes) -> T | None:
-        """Return an entry in memory."""
-        return self._entries.get(name)
-
-    async def find(self, name: bytes) -> T | None:
-        """Return an entry in memory or on disk."""
-        found = self._entries.get(name)
-        if found is None and self._disk:
-            (found,) = await self.find_all([name])
-        return found
-
-    async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Return several entries on disk, in one database access."""
-        if self._disk is None:
-            return [None] * len(names)
-        written = await self._disk.find_all(self._kind, names)
-        return [
-            None if entry is None else self._read(name, entry)
-            for name, entry in zip(names, written, strict=True)
-        ]
-
-    def _read(self, name: bytes, entry: bytes) -> T | None:
-        try:
-            found = self._entries[name] = self._decoder.decode(entry)
-        except msgspec.MsgspecError:
-            return None
-        return found
-
-    def put(self, name: bytes, entry: T) -> None:
-        self._entries[name] = entry
-        if self._disk is not None:
-            self._disk.put(self._kind, name, msgspec.msgpack.encode(entry))
-
-
-class FileCache:
-    """Caches the headers of files that were sent before.
-
-    folder: directory for metadata that is kept across restarts; `None` keeps none.
-    max_pixels: the maximum size of an image, or of a video's frame.
-    """
-
-    def __init__(self, folder: Path | None, max_pixels: int) -> None:
-        self.disk = MetadataStore(folder) if folder is not None else None
-        self._max_pixels = max_pixels
-        self._images: LRUCache[bytes, Probe] = LRUCache(MAX_ENTRIES)
-        # The version of these entries: 2 added `sound`, 3 the display rotation.
-        self._videos = MetadataCache(self.disk, f"video 3 {video_reader()}", Probe)
-        self._same = MetadataCache(self.disk, "same pixels", Image)
-        self._asked: set[ImageKey] = set()
-        self._recalled: dict[ImageKey, Image] = {}
-
-    async def find(self, digest: bytes, video: bool, tenant: str) -> Probe | None:
-        """Return the cached header of these bytes, if any.
-
-        Raises ImageError if the image exceeds this server's limit.
-        """
-        if not video:
-            return self.get(digest, tenant)
-        metadata = await self._videos.find(_of_tenant(digest, tenant))
-        if metadata is None or not (
-            metadata.format == VIDEO and metadata.frames and 0 < metadata.fps < MAX_FPS
-        ):
-            return None
-        check_pixels(metadata, self._max_pixels)
-        return metadata
-
-    def get(self, digest: bytes, tenant: str) -> Probe | None:
-        """Return the cached header of an image, if any."""
-        return self._images.get(_of_tenant(digest, tenant))
-
-    def put(self, digest: bytes, video: bool, tenant: str, found: Probe) -> None:
-        """Cache a header for the digest and the tenant.
-
-        Raises ImageError if the image exceeds this server's limit.
-        """
-        check_pixels(found, self._max_pixels)
-        name = _of_tenant(digest, tenant)
-        if video:
-            self._videos.put(name, found)
-        else:
-            self._images[name] = found
-
-    # ---- images with the same pixels: the engine detects them, but does not store them on disk
-
-    def put_same(self, key: ImageKey, image: Image) -> None:
-        if self.disk:
-            self._same.put(_name(key), image)
-
-    async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
-        """Read from disk which images an earlier run found to have the same pixels as these. Each
-        key is looked up once.
-        """
-        new = [each.image.key for each in opened if each.image.key not in self._asked]
-        if len(self._asked) + len(new) > MAX_ENTRIES:
-            self._asked.clear()
-        self._asked.update(new)
-        found = await self._same.find_all([_name(key) for key in new])
-        self._recalled |= {key: image for key, image in zip(new, found, strict=True) if image}
-
-    def take_same(self, images: Sequence[Image]) -> Same:
-        """Return the results of `recall_same` for these images, and drop them."""
-        if not self._recalled:
-            return ()
-        found = ((image.key, self._recalled.pop(image.key, None)) for image in images)
-        return tuple((key, image) for key, image in found if image is not None)
-
-    def close(self) -> None:
-        """Wait until all entries are written to disk, and close it."""
-        if self.disk is not None:
-            self.disk.close()
-
-
-def _of_tenant(digest: bytes, tenant: str) -> bytes:
-    return blake3(tenant.encode() + b"\0" + digest).digest() if tenant else digest
-
-
-def _name(key: ImageKey) -> bytes:
-    return key.digest + key.settings + key.salt.encode()

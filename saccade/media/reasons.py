@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from string import Formatter
 
 from saccade.core.errors import ImageError
-from saccade.media.formats import heif
+from saccade.core.extras import ask_operator
 
+READS_HEIC = find_spec("pillow_heif") is not None
+"""True if the extra `heic` is installed. Only image workers import the decoder."""
 READABLE = (
-    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, " + "HEIC, " * heif.INSTALLED + "ICO or PPM"
+    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, " + "HEIC, " * READS_HEIC + "ICO or PPM"
 )
 OTHER_KINDS = (
     *("WebM or Matroska", "Flash", "Ogg", "MPEG", "Windows Media", "MP4 or QuickTime"),
@@ -58,7 +61,10 @@ _BAD_HEADER = {
 }
 _IMAGE = {
     "empty": _Sentence("the image is empty (0 bytes)"),
-    "no heic": _Sentence(heif.MISSING),
+    "no heic": _Sentence(
+        "the image is a HEIC image, which this server cannot read: send it as JPEG, "
+        f"or {ask_operator('heic')}"
+    ),
     "cut array": _Sentence("the image array is cut short"),
     "no pixels": _Sentence("the image is {} x {} px: it has no pixels"),
     "too many pixels": _Sentence(
@@ -90,7 +96,10 @@ _VIDEO = {
     "packets": _Sentence("the video has more than {} packets: send a shorter one"),
 }
 _PIXELS = {
-    "no threads": _Sentence(heif.NO_THREADS),
+    "no threads": _Sentence(
+        "it is a HEIC image, and this kernel cannot limit the threads of its decoder: send it as "
+        "JPEG"
+    ),
     "another size": _Sentence("its header says {} x {} px, but its content is {} x {} px"),
     "damaged": _Sentence("it is damaged or cut short"),
     "truncated": _Sentence("its file is truncated"),

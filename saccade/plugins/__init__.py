@@ -45,6 +45,8 @@ def asked_plugins(options: ServeOptions) -> tuple[Plugin, ...]:
     def is_asked(plugin: Plugin) -> bool:
         if plugin.asked is None:
             return options.role != "encode" or bool(plugin.requests.media)
+        if plugin.needs_options and not options.extras:
+            return False
         asked: Callable[[ServeOptions], bool] = resolve_name(plugin.asked)
         return asked(options)
 

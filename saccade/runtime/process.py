@@ -60,7 +60,6 @@ from saccade.runtime.inflight_step import MaskSource, Step
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.start import Origin
 from saccade.runtime.vision.images import ImageExecutor
-from saccade.runtime.vision.streams import put_first
 from saccade.runtime.weights.checkpoint_weights import TowerDigest, load_net
 from saccade.runtime.weights.quant_policy import LoadTally
 from saccade.runtime.weights.tensors import ReportProgress, ignore_progress
@@ -132,7 +131,10 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     engine.send(loaded)
     begin = engine.receive()
     assert isinstance(begin, StartWorker)
-    put_first(torch.device(begin.config.device))
+    if begin.config.device == "cuda":
+        from saccade.runtime.vision.streams import put_first
+
+        put_first(torch.device("cuda"))
     arena = Arena.attach(boot.arena_fd)
     metrics = Metrics()
     if boot.rank == 0:

@@ -100,11 +100,22 @@ for plugin in plugins():
     assert module not in sys.modules, module
 assert "saccade.plugins.responses.store" not in sys.modules
 assert "saccade.plugins.batches.runner" not in sys.modules
+asked_plugins(saccade.core.options.ServeOptions())
+modules = [name for name in sys.modules if name.startswith("saccade.plugins.")]
+assert not [name for name in modules if name.endswith(".options")]
 """
 
 
 def test_a_server_imports_no_plugin_before_a_request_for_it() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_plugins_are_enabled_by_default_as_their_own_functions_say() -> None:
+    default = ServeOptions()
+    for plugin in plugins():
+        if plugin.asked is not None:
+            own = resolve_name(plugin.asked)(default)
+            assert (plugin in asked_plugins(default)) == own, plugin.name
 
 
 def test_a_plugin_is_built_once_however_many_requests_come_first(tmp_path: Path) -> None:

@@ -412,11 +412,13 @@ def test_a_limit_on_reasoning_is_one_limit_in_every_api() -> None:
         (MESSAGES, "thinking"): {"type": "enabled", "budget_tokens": 7},
     }
     for (path, name), value in budgets.items():
-        assert read(path, {name: value}).rules.thinking_token_budget == 7, (path, name)
+        rules = read(path, {name: value}).rules
+        assert rules is not None and rules.thinking_token_budget == 7, (path, name)
     off = {"type": "disabled", "budget_tokens": 7}
-    assert read(MESSAGES, {"thinking": off}).rules.thinking_token_budget is None
+    assert read(MESSAGES, {"thinking": off}).rules is None
     both = {"reasoning": {"max_tokens": 7}, "thinking_token_budget": 5}
-    assert read(CHAT, both).rules.thinking_token_budget == 5
+    rules = read(CHAT, both).rules
+    assert rules is not None and rules.thinking_token_budget == 5
 
 
 def test_reasoning_is_switched_off_in_every_api() -> None:

@@ -9,8 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.cache.content import NAME_BYTES, PageKey, page_name, root_name, state_name
-from saccade.core.store import PageIdentity
+from saccade.cache.content import (
+    NAME_BYTES,
+    PageIdentity,
+    PageKey,
+    page_name,
+    root_name,
+    state_name,
+)
 from saccade.core.types import ImageKey
 
 NUMBERS = st.integers(0, 2**31 - 1)

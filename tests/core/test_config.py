@@ -15,7 +15,6 @@ from cyclopts import CycloptsError
 
 from saccade import LLM
 from saccade.commands import GROUPS, HEADINGS, SERVE_OPTIONS, app, check_spelling
-from saccade.core.claims import DiskFolder
 from saccade.core.config import (
     GIB,
     MIB,
@@ -37,7 +36,7 @@ from saccade.core.options import (
     ModelOptions,
     ServerOptions,
 )
-from saccade.core.settings import ParallelSettings
+from saccade.core.settings import DiskFolder, ParallelSettings
 from saccade.core.store import SHARED
 from saccade.core.tuning import Tuning, tuning_values
 from saccade.engine import ranks

@@ -486,8 +486,9 @@ def test_a_checkpoints_bans_hold_for_every_answer(tmp_path: Path) -> None:
         GenerationRequest("Hi", rules=AnswerRules(allowed_token_ids=(7, 9))),
         GenerationRequest(Chat((user("Hi"),))),
     ):
+        allowed = () if request.rules is None else request.rules.allowed_token_ids
         rules = prepare(request, defaults).request.rules
-        assert rules == TokenRules(allowed=request.rules.allowed_token_ids, banned=banned)
+        assert rules == TokenRules(allowed=allowed, banned=banned)
 
 
 @pytest.mark.parametrize(("own", "size"), [(None, 3), (NoRepeat(2), 2)])

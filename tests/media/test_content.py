@@ -370,7 +370,7 @@ def test_only_the_header_is_read() -> None:
 def test_heic_without_its_extra_is_refused_by_the_extras_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("saccade.media.formats.heif.INSTALLED", False)
+    monkeypatch.setattr("saccade.media.formats.header.READS_HEIC", False)
     with pytest.raises(ImageError, match=r"HEIC.*operator.*scripts/install\.py '\.\[heic\]'"):
         probe(encode(noise(64, 64), "HEIF"), LIMIT)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from saccade.media import metadata_store as metadata_store
+from saccade.media import metadata_store
 from saccade.media.content import Probe
-from saccade.media.metadata_store import MetadataCache, MetadataStore
+from saccade.media.file_cache import MetadataCache
+from saccade.media.metadata_store import MetadataStore
 
 PROBE = Probe("VIDEO", 64, 96, "mov h264", 1, 48, 8.0)
 

@@ -26,7 +26,7 @@ from saccade.media.content import Probe, encode_array, read_raw
 from saccade.media.formats.decode import decode_into
 from saccade.media.formats.pixel_operations import RESAMPLERS, Pixels, own_module
 from saccade.media.reasons import Undecodable
-from saccade.media.workers.decode_queue import Job, decoding_bytes
+from saccade.media.workers.decode_queue import RESAMPLER_BYTES, Job, decoding_bytes
 from saccade.media.workers.orders import Decode
 from saccade.media.workers.pool import DecodePool
 from tests.media.pictures import photo
@@ -114,6 +114,11 @@ def test_each_resampler_keeps_an_even_colour_and_makes_the_size(resample: str) -
     assert len({each.tobytes() for each in (made, drawn(whole((24, 36)), photo(50, 70)))}) == (
         1 if resample == "bicubic" else 2
     )
+
+
+def test_the_memory_of_each_resampler_that_reads_whole_images_is_counted() -> None:
+    whole_images = {name for name, each in RESAMPLERS.items() if not each.by_strips}
+    assert whole_images == RESAMPLER_BYTES.keys()
 
 
 def test_a_recipe_of_no_family_is_refused() -> None:

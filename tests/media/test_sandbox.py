@@ -25,6 +25,7 @@ from saccade.media.content import Probe
 from saccade.media.formats import heif
 from saccade.media.formats.decode import FORMATS
 from saccade.media.formats.header import probe
+from saccade.media.reasons import READS_HEIC
 from saccade.media.sources.fairness import Requester
 from saccade.media.workers import fork_server, sandbox, thread_gate
 from saccade.media.workers.decode_queue import Job
@@ -90,7 +91,7 @@ EXPECTED = {
     "descriptors": "it worked: 'else, else, else, else, else, else, the inbox'",
     "a larger outbox": "",
     # Where threads may be allowed, this word is what has the C library ask by `clone`.
-    "call clone3": "Function not implemented" if heif.INSTALLED else "Operation not permitted",
+    "call clone3": "Function not implemented" if READS_HEIC else "Operation not permitted",
 }
 KEYS = ("SACCADE_API_KEY", "SACCADE_ENCODER_KEY", "HF_TOKEN", "OPENAI_API_KEY")
 
@@ -113,7 +114,7 @@ async def test_code_in_a_worker_reaches_nothing(arena: Arena) -> None:
 
 
 @pytest.mark.more
-@pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
+@pytest.mark.skipif(not READS_HEIC, reason="no image has a thread")
 async def test_bytes_that_may_have_threads_have_few_and_nothing_else(arena: Arena) -> None:
     """HEIC's: no process, no namespace, and from a thread nothing more than from the first."""
     reached = hostile.ATTACKS.keys() - {"a larger outbox", "grow", "thread", "exec", "spawn"}
@@ -143,7 +144,7 @@ async def test_bytes_that_may_have_threads_have_few_and_nothing_else(arena: Aren
 
 
 @pytest.mark.more
-@pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
+@pytest.mark.skipif(not READS_HEIC, reason="no image has a thread")
 async def test_where_threads_cannot_be_bounded_heic_is_refused_and_other_images_are_not(
     arena: Arena,
 ) -> None:

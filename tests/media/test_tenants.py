@@ -20,8 +20,8 @@ from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
 from saccade.core.video import VideoOptions
 from saccade.media.content import Budget, Probe
-from saccade.media.formats import heif
 from saccade.media.opened import OpenedImage, OpenedVideo
+from saccade.media.reasons import READS_HEIC
 from saccade.media.sent_files import OpenedPage, SentFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import ImageSource, SentFile, VideoSource
@@ -134,7 +134,7 @@ ATTACKS = {
 
 def evil_of(code: str) -> bytes:
     """A HEIC where code wants a thread: to no other is one granted."""
-    kind = "HEIF" if code == holed.THREAD and heif.INSTALLED else "PNG"
+    kind = "HEIF" if code == holed.THREAD and READS_HEIC else "PNG"
     return holed.with_code(encode(PIL.Image.fromarray(photo(64, 64)), kind), code)
 
 
@@ -144,7 +144,7 @@ async def test_code_that_stays_changes_nothing_of_another_clients(
     holed_path: MakePath, name: str
 ) -> None:
     """Nor where both send the same bytes, at once or one after the other."""
-    if name == "leaves a thread behind" and not heif.INSTALLED:
+    if name == "leaves a thread behind" and not READS_HEIC:
         pytest.skip("no image has a thread")
     # What goes on after its answer takes no order of its own client, until that time is up.
     async with holed_path(decode_timeout=6.0) as path:

@@ -69,7 +69,5 @@ def test_a_capture_that_fails_is_ended(calls: list[str]) -> None:
 
 
 def test_the_language_model_goes_first(calls: list[str]) -> None:
-    put_first(torch.device("cpu"))
-    assert calls == []
     put_first(torch.device("cuda"))
     assert calls == ["synchronize", "stream -1", "set_stream"]

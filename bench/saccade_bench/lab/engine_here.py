@@ -156,7 +156,8 @@ class EngineHere:
         settings = EngineSettings(tiers=TierSettings(embedding_cache_host_mb=0))
         config = resolve(ModelOptions(), options, model.spec, dtype, hardware, 1, caches, settings)
         self.config: EngineConfig = config
-        put_first(torch.device(config.device))
+        if config.device == "cuda":
+            put_first(torch.device("cuda"))
         self._spec = model.spec
         self._pixels: dict[ImageKey, np.ndarray] = {}
         self._arena = Arena.create(ARENA_BYTES)

@@ -35,9 +35,9 @@ from saccade.api.chat.fields import (
     check_stream,
     count_likeliest,
 )
+from saccade.api.restraint import Restraint
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import ONE_TOKEN
-from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import NO_CACHE_REQUEST, read_tool_marks
 from saccade.front.content import check_lengths, message_from_json
 from saccade.front.conversation import Chat
@@ -45,6 +45,7 @@ from saccade.front.fields import too_long
 from saccade.front.prompt_encoder import GenerationRequest
 
 if TYPE_CHECKING:
+    from saccade.front.answer_rules import AnswerRules
     from saccade.text.grammar.constraint import OutputConstraint
 
 
@@ -108,10 +109,9 @@ def chat_request(request: ChatCompletionRequest, context_length: int) -> Generat
     _check_shown(request.reply, answer.prompt_logprobs is not None, False)
     silent = silence(sampling, cache.prewarm or sampling.get("max_tokens") == 0)
     chat = _read_conversation(conversation, request.reply, context_length)
-    rules = NO_ANSWER_RULES if request.restraint is None else request.restraint.rules()
-    if request.thinking is not None:
-        thinking = request.thinking
-        rules = rules.with_thinking_budget(thinking.budget)
+    thinking = request.thinking
+    rules = read_rules(request.restraint, None if thinking is None else thinking.budget)
+    if thinking is not None:
         if thinking.reasoning is not None and thinking.reasoning.exclude:
             answer.include_reasoning = False
         chat = replace(
@@ -206,7 +206,7 @@ def completion_requests(request: CompletionRequest, context_length: int) -> list
         prompt_logprobs=top,
         cache=cache,
         constraint=None if request.structure is None else _read_form(request.structure),
-        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.rules(),
+        rules=read_rules(request.restraint),
     )
     return [
         replace(first, prompt=prompt)
@@ -269,6 +269,16 @@ def _frozen(value: object) -> object:
     if isinstance(value, dict):
         return tuple(sorted(value.items()))
     return tuple(value) if isinstance(value, list) else value
+
+
+def read_rules(restraint: Restraint | None, budget: int | None = None) -> AnswerRules | None:
+    """Return a request's rules, or None if it has none.
+
+    Parameters and errors are those of `Restraint.rules`.
+    """
+    if restraint is None and budget is None:
+        return None
+    return (restraint or Restraint()).rules(budget)
 
 
 def sampling_fields(*groups: Struct) -> dict[str, Any]:

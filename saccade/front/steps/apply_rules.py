@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.answer_rules import reasoning_tags
+from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules, reasoning_tags
 from saccade.front.conversation import Chat
 from saccade.front.prepared import Preparation, Prompt
 from saccade.front.step_order import READABLE, StepContext
@@ -22,7 +22,7 @@ class ApplyRules:
 
     async def set_readable(self, preparation: Preparation) -> None:
         """Set how many prompt tokens are encoded, and how many are kept."""
-        most, context = preparation.request.rules.truncate_prompt_tokens, preparation.context_length
+        most, context = rules_of(preparation).truncate_prompt_tokens, preparation.context_length
         if most is not None:
             answer = max(1, preparation.request.sampling.get("max_tokens", 1))
             preparation.kept = max(1, context - answer) if most == -1 else most
@@ -30,12 +30,12 @@ class ApplyRules:
 
     async def check(self, preparation: Preparation) -> None:
         """Raise InvalidRequest for a token outside the model's vocabulary."""
-        for name, ids in preparation.request.rules.named_tokens():
+        for name, ids in rules_of(preparation).named_tokens():
             self._limits.check_tokens(name, ids)
 
     async def apply(self, preparation: Preparation) -> None:
         """Truncate the prompt, and express the rules in tokens."""
-        rules, length = preparation.request.rules, len(preparation.prompt.tokens)
+        rules, length = rules_of(preparation), len(preparation.prompt.tokens)
         if surplus := length - preparation.kept_of(length):
             preparation.prompt = cut(preparation.prompt, surplus)
         found = rules.tokens(self._tokenizer, self._reasons(preparation))
@@ -63,6 +63,11 @@ class ApplyRules:
             return prompt.reasoning == "open"
         last = next((token for token in reversed(prompt.tokens) if token in tags), None)
         return last == tags[0]
+
+
+def rules_of(preparation: Preparation) -> AnswerRules:
+    """Return the request's rules, which are empty if only the checkpoint has rules."""
+    return preparation.request.rules or NO_ANSWER_RULES
 
 
 def cut(prompt: Prompt, count: int) -> Prompt:

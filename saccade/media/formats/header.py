@@ -36,7 +36,7 @@ from saccade.media.formats.header_parsers import (
     Encoded,
     exif_orientation,
 )
-from saccade.media.reasons import Unreadable
+from saccade.media.reasons import READS_HEIC, Unreadable
 
 PNG_TEXTS = {b"tEXt", b"zTXt", b"iTXt"}
 PNG_ORIENTED = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
@@ -71,7 +71,7 @@ OPENERS: dict[str, Opener] = {
     "PPM": PpmImagePlugin.PpmImageFile,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
-if heif.INSTALLED:
+if READS_HEIC:
     import pillow_heif
 
     OPENERS["HEIF"] = pillow_heif.HeifImageFile
@@ -106,7 +106,7 @@ def _read(data: Encoded) -> Probe:
     kind = sniff(data)
     if kind is None:
         raise Unreadable(f"no image: {_what_else(data)}")
-    if kind == "HEIF" and not heif.INSTALLED:
+    if kind == "HEIF" and not READS_HEIC:
         raise Unreadable("no heic")
     try:
         return _read_header(kind, data)

@@ -8,20 +8,11 @@ decoded in image workers only, where `thread_gate.py` limits the threads that li
 from __future__ import annotations
 
 import base64
-from importlib.util import find_spec
 
-from saccade.core.extras import ask_operator
+from saccade.media.reasons import READS_HEIC
 
-INSTALLED = find_spec("pillow_heif") is not None
-FORMATS = ("HEIF",) if INSTALLED else ()
+FORMATS = ("HEIF",) if READS_HEIC else ()
 """Pillow's name of the format, if it is supported."""
-MISSING = (
-    "the image is a HEIC image, which this server cannot read: send it as JPEG, "
-    f"or {ask_operator('heic')}"
-)
-NO_THREADS = (
-    "it is a HEIC image, and this kernel cannot limit the threads of its decoder: send it as JPEG"
-)
 SAMPLE = base64.b64decode(
     "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAVZtZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAA"
     "AAAAAAAAACJpbG9jAAAAAERAAAEAAQAAAAABegABAAAAAAAAABMAAAAjaWluZgAAAAAAAQAAABVpbmZlAgAAAAABAABo"
@@ -46,7 +37,7 @@ def is_heic(head: bytes) -> bool:
     return head[8:12] in BRANDS or (head[8:12] in CONTAINERS and bool(further & BRANDS))
 
 
-if INSTALLED:
+if READS_HEIC:
     import pillow_heif
 
     pillow_heif.register_heif_opener(

@@ -33,7 +33,6 @@ class Resampler:
     resize: Callable[[Pixels, Pixels], None]
     # Whether each row is resized independently first, so that an image can be resized in strips.
     by_strips: bool = True
-    source_bytes: int = 0  # additional memory per pixel of the source, in bytes
 
 
 def _antialiased(mode: str) -> Resampler:
@@ -74,8 +73,7 @@ def _by_pillow(mode: PIL.Image.Resampling) -> Resampler:
         target[:] = np.asarray(shown.resize((width, height), mode))
 
     # Pillow resizes the axis first that leaves fewer pixels, so an image cannot be read in strips.
-    # Per pixel it holds the array (3 bytes) and its own image (4 bytes).
-    return Resampler(resize, by_strips=False, source_bytes=7)
+    return Resampler(resize, by_strips=False)
 
 
 RESAMPLERS: Mapping[str, Resampler] = {

@@ -22,7 +22,7 @@ from saccade.core.errors import ImageError, NotFound
 from saccade.core.metrics import Metrics
 from saccade.core.options import ServeOptions
 from saccade.media.content import RAW_MAGIC, Probe, digest, read_raw
-from saccade.media.metadata_store import FileCache
+from saccade.media.file_cache import FileCache
 from saccade.media.opened import EncodedBytes, ReadTimes
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.inline import InlineBytes

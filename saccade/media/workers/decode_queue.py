@@ -17,7 +17,6 @@ from saccade.core.config import MIB
 from saccade.core.errors import ImageError
 from saccade.core.recipe import Box, PreprocessParams
 from saccade.media.content import VIDEO, Probe
-from saccade.media.formats.pixel_operations import RESAMPLERS
 
 BYTES_PER_PIXEL = {
     "JPEG": 10,
@@ -37,6 +36,10 @@ BYTES_PER_PIXEL = {
 """Maximum memory for decoding, per pixel of the source, by format or by format and mode. Values are
 slightly above the measurements. JPEG is measured with progressive 4:4:4 images. libwebp and Pillow
 hold five copies of a WebP image. A video decoder holds up to sixteen reference frames.
+"""
+RESAMPLER_BYTES = {"pillow_bicubic": 7, "pillow_lanczos": 7}
+"""Additional memory for resizing, per pixel of the source, by resize function. Pillow holds the
+array (3 bytes) and an image of its own (4 bytes).
 """
 THREADS = {"HEIF": 1024}
 """How many threads decoding may start in total, by format. libde265 starts one per tile, and a
@@ -104,7 +107,7 @@ def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams
             resized += own.source_bytes * pixels + own.other_bytes
             resized += 3 * math.prod(own.size) if recipe.views else 0
             height, width = own.size
-        resized += RESAMPLERS[recipe.resample].source_bytes * height * width
+        resized += RESAMPLER_BYTES.get(recipe.resample, 0) * height * width
         for size in recipe.through:
             resized += 3 * height * size[1] + (RESIZE_BYTES + 3) * math.prod(size)
         for view in recipe.views:

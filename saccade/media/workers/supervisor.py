@@ -49,6 +49,7 @@ from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.ipc.memory import begin_imports, end_imports, keep_freed
 from saccade.media.formats import heif
 from saccade.media.formats.pixel_operations import own_module
+from saccade.media.reasons import READS_HEIC
 from saccade.media.workers import thread_gate
 from saccade.media.workers.orders import (
     EXIT_STATUS,
@@ -201,7 +202,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(front, selectors.EVENT_READ, None)
         self._workers: dict[int, ImageWorker] = {}
-        self._decodes_heic = heif.INSTALLED and self._arena is not None
+        self._decodes_heic = READS_HEIC and self._arena is not None
         self._kind = b"decode" if self._arena is not None else b"header"
         if self._arena is None and files.wanted.outbox_bytes:
             self._kind = b"page"
@@ -554,7 +555,7 @@ def warm_up(decode: bool, own: OwnPixels | None) -> None:
     from saccade.media.formats.decode import FORMATS
     from saccade.media.formats.header import probe
 
-    images = [heif.SAMPLE] if heif.INSTALLED else []
+    images = [heif.SAMPLE] if READS_HEIC else []
     plain = [("RGB", kind) for kind in set(FORMATS) - set(heif.FORMATS)]
     # L*a*b* makes Pillow load its color management
     for mode, kind in [*plain, ("LAB", "TIFF")]:

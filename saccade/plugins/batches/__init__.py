@@ -23,6 +23,6 @@ PLUGIN = Plugin(
 
 def has_batches(api: ApiContext) -> bool:
     """Return True if there have been batches in the files' directory, which may be unfinished."""
-    from saccade.core.store import BATCHES
+    from saccade.plugins.files import BATCHES
 
     return (api.handler.front.intake.media.files_folder / BATCHES).is_dir()

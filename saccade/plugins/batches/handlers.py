@@ -11,12 +11,12 @@ from starlette.routing import Route
 from saccade.api.handlers import json_response
 from saccade.api.mounting import ApiContext
 from saccade.api.stored_objects import Paging
-from saccade.core.store import BATCHES
 from saccade.edge.body import Bodies, read_json
 from saccade.edge.headers import client_of
 from saccade.plugins.batches.fields import BATCH, BatchPage
 from saccade.plugins.batches.runner import BatchRunner
 from saccade.plugins.batches.store import BatchStore
+from saccade.plugins.files import BATCHES
 from saccade.plugins.files.uploads import uploads_of
 
 LARGEST = 1 << 16

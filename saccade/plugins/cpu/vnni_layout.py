@@ -209,21 +209,15 @@ def panels_linear(
     x: torch.Tensor,
     matrix: Int4Panels,
     bias: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out], for x [T, in].
-
-    dtype: the dtype of the result; default: the dtype of x.
-    """
+    """Return `x @ matrix.T + bias`, [T, out], for x [T, in]."""
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
     if more := matrix.scales.shape[1] * matrix.group - x.shape[1]:
         x = F.pad(x, (0, more))
     tables = {"scales": matrix.scales.data_ptr(), "zeros": matrix.zeros.data_ptr()}
     tables["unit"] = _bits(matrix.unit)
-    return _linear(
-        x, "quantise_4", 4, matrix.words, tables, matrix.group, matrix.outputs, bias, dtype
-    )
+    return _linear(x, "quantise_4", 4, matrix.words, tables, matrix.group, matrix.outputs, bias)
 
 
 def bytes_linear(
@@ -234,6 +228,8 @@ def bytes_linear(
 ) -> torch.Tensor:
     """Do the same as `panels_linear`, for an 8-bit matrix. A row of x is quantized with a single
     scale.
+
+    dtype: the dtype of the result; default: the dtype of x.
     """
     words, scales = matrix.values, matrix.scales
     if more := 4 * words.shape[1] - x.shape[1]:
@@ -252,7 +248,7 @@ def _linear(
     group: int,
     outputs: int,
     bias: torch.Tensor | None,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return the result of a kernel, for a batch that may be empty and any dtype.
 

@@ -6,5 +6,6 @@ PLUGIN = Plugin(
     "events",
     options="saccade.plugins.events.options:EventOptions",
     asked="saccade.plugins.events.options:is_enabled",
+    needs_options=True,
     scheduling=Scheduling(engine_part="saccade.plugins.events.cache_events:CacheEvents"),
 )

@@ -2,6 +2,9 @@
 
 from saccade.plugin import Http, Plugin, Requests
 
+BATCHES = "batches"
+"""The subdirectory of files of the plugin of this name."""
+
 PLUGIN = Plugin(
     "files",
     options="saccade.plugins.files.options:FileOptions",

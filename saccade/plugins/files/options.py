@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from saccade.core.claims import check_folder
+from saccade.core.claims import Claim, check_folder
 from saccade.core.settings import FileSettings
-from saccade.core.store import UPLOADS
+from saccade.plugins.files import BATCHES
+
+UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]{{64}}"))
+"""The directory of uploaded files, with a subdirectory for batches of requests."""
 
 
 @dataclass(frozen=True, slots=True)

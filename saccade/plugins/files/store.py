@@ -35,8 +35,8 @@ from blake3 import blake3
 from saccade.core.claims import beside, made_beside, warn_of_others
 from saccade.core.config import MIB
 from saccade.core.errors import InvalidRequest, NotFound, StorageBusy, StorageFull, TooLarge
-from saccade.core.store import UPLOADS
 from saccade.media.sources.inline import FILE_ID
+from saccade.plugins.files.options import UPLOADS
 
 log = logging.getLogger("saccade")
 

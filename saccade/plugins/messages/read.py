@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from saccade.api.chat.fields import Reply
+from saccade.api.chat.read import read_rules
 from saccade.core.config import WHOLE_DOCUMENT, DocumentView
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
-from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import CacheControl, CacheRequest, Mark, control_mark
 from saccade.front.content import MAX_CALLS, check_lengths
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
@@ -186,7 +186,7 @@ def message_request(
         constraint=_constraint(inquiry),
         cache=CacheRequest(diagnose=diagnose),
         names=FieldNames(names),
-        rules=NO_ANSWER_RULES.with_thinking_budget(budget),
+        rules=read_rules(None, budget),
         extras=extras_of(acting, asked_edit, Undiminished(whole) if whole else None),
     )
 

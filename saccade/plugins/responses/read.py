@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from saccade.api.chat.fields import check_stream, count_likeliest
-from saccade.api.chat.read import sampling_fields, silence
+from saccade.api.chat.read import read_rules, sampling_fields, silence
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
-from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat
 from saccade.front.extras import extras_of
@@ -155,9 +154,7 @@ def response_request(
     if LOGPROBS in (form.include or ()):
         sampling["logprobs"] = count_likeliest(form, True, LOGPROBS)
     cache = request.caching.cache_request
-    rules = NO_ANSWER_RULES if request.restraint is None else request.restraint.rules()
-    if form.reasoning is not None:
-        rules = rules.with_thinking_budget(form.reasoning.max_tokens)
+    budget = None if form.reasoning is None else form.reasoning.max_tokens
     return GenerationRequest(
         chat,
         sampling,
@@ -166,7 +163,7 @@ def response_request(
         constraint=_constraint(text.format),
         cache=cache,
         names=_NAMES,
-        rules=rules,
+        rules=read_rules(request.restraint, budget),
         extras=extras_of(computer, AskedEdit(DropOldest()) if asked.truncation == "auto" else None),
     )
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from blake3 import blake3
 
+from saccade.cache.content import PAGE_FORMAT
 from saccade.core import store
 from saccade.core.claims import Strange, beside
 from saccade.core.config import DISK_BLOCK
@@ -178,7 +179,7 @@ class Pages:
         return store.page_file(key)
 
     def metadata(self, key: bytes) -> dict[str, str]:
-        return {"format": store.FORMAT, "identity": self._identity, "name": key.hex()}
+        return {"format": PAGE_FORMAT, "identity": self._identity, "name": key.hex()}
 
     def checksum(self, key: bytes, values: memoryview) -> str:
         """Return a checksum keyed by the page's name, so that another page's values never match."""
@@ -190,7 +191,7 @@ class Pages:
     def check(self, header: ItemHeader, name: str) -> tuple[bytes, int]:
         metadata = header.metadata
         if (metadata.get("format"), metadata.get("identity")) != (
-            store.FORMAT,
+            PAGE_FORMAT,
             self._identity,
         ):
             raise Damaged("it belongs to another model or format")

@@ -1,4 +1,7 @@
-"""CUDA streams in addition to the main stream, timing of their work, and pinned host memory."""
+"""CUDA streams in addition to the main stream, timing of their work, and pinned host memory.
+
+Imported only for GPUs.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,13 @@ FIRST = -1
 
 
 def put_first(device: torch.device) -> None:
-    """Give work that this thread launches from now on priority over other streams. A no-op on a
-    CPU.
+    """Give work that this thread launches from now on priority over other streams.
 
     So a decode step does not wait for the vision encoder: it uses multiprocessors as they become
     free.
     """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # wait for earlier work, such as copies of weights
-        torch.cuda.set_stream(torch.cuda.Stream(device, priority=FIRST))
+    torch.cuda.synchronize(device)  # wait for earlier work, such as copies of weights
+    torch.cuda.set_stream(torch.cuda.Stream(device, priority=FIRST))
 
 
 class SideStream:
@@ -83,32 +84,22 @@ class SideStream:
         self._stream.synchronize()
 
 
-class Stopwatch:
-    """Measures the time of work that consists of several parts, each inside `with stopwatch:`.
-
-    On a GPU, it measures work on the current stream, without waiting until that has finished.
+class StreamStopwatch:
+    """Like `vision_encoder.Stopwatch`, but measures work on the current stream, without waiting
+    until that has finished.
     """
 
-    def __init__(self, *, on_device: bool) -> None:
-        self._on_device = on_device
+    def __init__(self) -> None:
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._begun = 0.0
-        self._seconds = 0.0
-        self._ended = 0.0
 
     def __enter__(self) -> Self:
-        if self._on_device:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            self._marks.append((begin, end))
-        self._begun = time.monotonic()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self._marks.append((begin, end))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._on_device:
-            self._marks[-1][1].record()
-        self._ended = time.monotonic()
-        self._seconds += self._ended - self._begun
+        self.last.record()
 
     @property
     def last(self) -> torch.cuda.Event:
@@ -117,14 +108,12 @@ class Stopwatch:
 
     def done(self) -> bool:
         """Return True if the last part has finished."""
-        return not self._on_device or self.last.query()
+        return self.last.query()
 
     def read(self) -> tuple[float, float]:
         """Wait until the work has finished. Returns the milliseconds of all parts, and
-        `time.monotonic()` at the end. On a GPU, the latter is the time of this call, if later.
+        `time.monotonic()` of this call.
         """
-        if not self._on_device:
-            return 1e3 * self._seconds, self._ended
         self.last.synchronize()
         return sum(begin.elapsed_time(end) for begin, end in self._marks), time.monotonic()
 

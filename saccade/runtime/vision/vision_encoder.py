@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -27,9 +28,9 @@ from saccade.core.plan import Encode
 from saccade.core.types import Grid, ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.vision.packed_encoder import PackedEncoder
-from saccade.runtime.vision.streams import Pinned, SideStream, Stopwatch
 
-if TYPE_CHECKING:  # only for models that tile images
+if TYPE_CHECKING:  # only for GPUs, and for models that tile images
+    from saccade.runtime.vision.streams import SideStream, StreamStopwatch
     from saccade.runtime.vision.tile_assembly import CachedTiles
 
 logger = logging.getLogger("saccade")
@@ -47,6 +48,32 @@ class Encoded:
     ready: torch.cuda.Event | None = None  # after which another stream has computed `rows`
 
 
+class Stopwatch:
+    """Measures the time of work that consists of several parts, each inside `with stopwatch:`."""
+
+    last = None  # no CUDA event
+
+    def __init__(self) -> None:
+        self._begun = self._ended = 0.0
+        self._seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._begun = time.monotonic()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended = time.monotonic()
+        self._seconds += self._ended - self._begun
+
+    def done(self) -> bool:
+        """Return True if the last part has finished."""
+        return True
+
+    def read(self) -> tuple[float, float]:
+        """Return the milliseconds of all parts, and `time.monotonic()` at the end of the last."""
+        return 1e3 * self._seconds, self._ended
+
+
 @dataclass(slots=True, eq=False)
 class Encoding:
     """Images that are encoded together, and their progress. Costs are in patch-blocks: patches
@@ -59,7 +86,7 @@ class Encoding:
     encodes: Sequence[Encode]
     pieces: Generator[int, None, list[torch.Tensor]]
     cost: int  # on the rank with the most work
-    watch: Stopwatch
+    watch: Stopwatch | StreamStopwatch
     seen: Mapping[ImageKey, CachedTiles]  # tiles of images that are partly cached
     spent: int = 0  # part of `cost` that steps have been assigned
     done: int = 0  # cost of the pieces that were computed
@@ -100,12 +127,18 @@ class VisionEncoder:
         self._like = like
         self._shard = shard
         self._split = shard.size > 1 and mode == "data"
-        # With several ranks, collectives of two streams might run in different orders on each rank.
-        self._side_stream = SideStream(like.device) if like.is_cuda and shard.size == 1 else None
+        self._new_watch: type[Stopwatch | StreamStopwatch] = Stopwatch
+        self._side_stream: SideStream | None = None
         self._begun: deque[Encoding] = deque()
         self._ended: deque[Encoding] = deque()  # launched completely, and perhaps finished
         self._failed: list[tuple[ImageKey, str]] = []
-        self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
+        if like.is_cuda:
+            from saccade.runtime.vision.streams import Pinned, SideStream, StreamStopwatch
+
+            self._new_watch = StreamStopwatch
+            self._pinned = Pinned(arena.whole(), like.device)
+            # With several ranks, collectives of two streams might run in different orders on each.
+            self._side_stream = SideStream(like.device) if shard.size == 1 else None
 
     def queue_images(
         self, encodes: Sequence[Encode], seen: Mapping[ImageKey, CachedTiles] = NO_TILES
@@ -158,7 +191,7 @@ class VisionEncoder:
                 encodes,
                 pieces,
                 patches * self._encoder.depth,
-                Stopwatch(on_device=self._like.is_cuda),
+                self._new_watch(),
                 seen,
             )
         )

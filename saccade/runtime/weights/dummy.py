@@ -20,7 +20,7 @@ from saccade.runtime.weights.stored import in_memory
 
 
 class DummyWeights:
-    """Random weights, which depend only on the seed and on the tensor's name.
+    """Random weights, which depend only on the tensor's name.
 
     They are scaled so that activations stay finite. Weights of norms are 1.
     """
@@ -29,7 +29,6 @@ class DummyWeights:
         self,
         dtype: torch.dtype,
         device: torch.device,
-        seed: int = 0,
         *,
         policy: QuantPolicy = AS_STORED,
         ops: Ops | None = None,
@@ -38,7 +37,6 @@ class DummyWeights:
         self.adapters = Adapters()
         self.dtype = dtype
         self.device = device
-        self._seed = seed
         self._policy = policy
 
     def load_matrix(self, *parts: Part) -> Matrix:
@@ -77,9 +75,8 @@ class DummyWeights:
                 else torch.ones(shape, device=self.device)
             )
         digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-        generator = torch.Generator(self.device).manual_seed(
-            self._seed ^ int.from_bytes(digest, "little")
-        )
+        seed = int.from_bytes(digest, "little")
+        generator = torch.Generator(self.device).manual_seed(seed)
         # A tensor with all experts is [E, in, out].
         inputs = shape[1] if len(shape) == 3 else math.prod(shape[1:])
         return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(inputs)

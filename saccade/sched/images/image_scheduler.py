@@ -66,6 +66,7 @@ class ImageScheduler:
         """
         self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
         self._limits = limits
+        self._prefetch_tokens = PREFETCH_CHUNKS * limits.longest_chunk
         self._embeddings = embeddings
         self._counts = counts
         self.pace = pace
@@ -395,7 +396,7 @@ class ImageScheduler:
         computed these tokens.
         """
         here = self._under_way.get(image.key)
-        horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
+        horizon = sequence.position + self._prefetch_tokens
         near = here is not None and here.stage == "arrived" and start < horizon
         if here is None or not (walk.encoding and near):
             return True
@@ -584,7 +585,7 @@ class ImageScheduler:
         The embeddings of the sequence's next images are kept if work in progress could still free
         enough space.
         """
-        horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
+        horizon = sequence.position + self._prefetch_tokens
         self._release_prefetched({each.key for _, each in sequence.upcoming(horizon)})
         idle = sequence.run is None and not (builder.works or self._patches_encoding())
         if idle and not self._embeddings.fits(image.num_tokens):

@@ -21,9 +21,9 @@ from saccade.api.stored_objects import Paging
 from saccade.core.client import ANYBODY, Client
 from saccade.core.options import ServerOptions
 from saccade.core.settings import KeySettings
-from saccade.core.store import BATCHES
 from saccade.plugins.batches.fields import BatchJob
 from saccade.plugins.batches.store import BatchStore, BufferedBatch, InputLine, new_id, now
+from saccade.plugins.files import BATCHES
 from tests.helpers.served import Served, serving
 
 SECONDS = 60

@@ -1,0 +1,39 @@
+"""How much embeddings and KV pages may use in a directory on disk. Imported if one is set."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from saccade.core.claims import warn_of_others
+from saccade.core.errors import ConfigError
+from saccade.core.settings import DiskFolder
+from saccade.core.store import EMBEDDING_FILES, PAGE_FILES, FolderLayout
+
+
+def embedding_budget(disk: DiskFolder) -> tuple[int, str]:
+    """Return the bytes for embeddings, and the absolute path. Raises ConfigError."""
+    return _budget("--embedding-cache-dir", disk, EMBEDDING_FILES)
+
+
+def page_budget(disk: DiskFolder) -> tuple[int, str]:
+    """Return the bytes for KV pages, and the absolute path. Raises ConfigError."""
+    return _budget("--kv-cache-dir", disk, PAGE_FILES)
+
+
+def _budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[int, str]:
+    """Return the bytes that `option` may use in a directory, and the directory.
+
+    layout: identifies the files that are already stored there. Raises ConfigError.
+    """
+    folder = Path(disk.path).expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Files saved earlier count as available. Otherwise the budget would shrink at each restart.
+        available = shutil.disk_usage(folder).free + layout.nbytes(folder)
+    except FileExistsError:
+        raise ConfigError(f"{option} {folder}: it is a file, not a directory") from None
+    except OSError as error:
+        raise ConfigError(f"{option} {folder}: {error.strerror}") from None
+    warn_of_others(option, folder)
+    return available // 4 if disk.nbytes is None else disk.nbytes, str(folder)
