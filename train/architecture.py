@@ -95,6 +95,13 @@ def build_model(seed: int) -> Qwen3VLForConditionalGeneration:
     return model
 
 
+def read_model(folder: Path) -> Qwen3VLForConditionalGeneration:
+    """Return transformers' model in float32 with the weights of a model folder."""
+    return Qwen3VLForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+
+
 @torch.no_grad()
 def _look_nearby(attention: Any, sharpness: float = 4.0) -> None:
     """Initialize each head to attend to one neighbouring patch, using only the biases of query and

@@ -12,9 +12,11 @@ from __future__ import annotations
 import io
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -46,6 +48,7 @@ from saccade_bench.drawn.tasks import (
     small_talk,
 )
 from train.architecture import FACTOR, MAX_PIXELS, MIN_PIXELS
+from train.json_answers import Part, write_object
 from train.pointing import Pointer, pointers
 from train.tokenizer import SPECIAL, build_tokenizer
 
@@ -197,6 +200,13 @@ def _encode(text: str) -> tuple[int, ...]:
     return tuple(_tokenizer().encode(text, add_special_tokens=False).ids)
 
 
+def _encode_json(text: str) -> list[int]:
+    """Return the tokens of JSON. Marks are separate tokens, as a grammar allows them one by one, so
+    that a value has the same tokens as in a sentence.
+    """
+    return [token for part in re.split(r'([{}\[\]":,\n])', text) for token in _encode(part)]
+
+
 def render_prompt(turn: Exchange, first_picture: int, text_first: bool = False) -> str:
     """Render a turn like the chat template, up to the start of the answer. Images are numbered from
     `first_picture`.
@@ -246,10 +256,16 @@ class TokenRow:
 
 
 def tokenise(
-    task: Task, grids: Sequence[tuple[int, int]], system: str = "", text_first: bool = False
+    task: Task,
+    grids: Sequence[tuple[int, int]],
+    system: str = "",
+    text_first: bool = False,
+    objects: Mapping[int, Sequence[Part]] = MappingProxyType({}),
 ) -> TokenRow:
-    """Return the entire conversation with its answers. `grids` has (rows, cols) of cells for each
-    image in order.
+    """Return the entire conversation with its answers.
+
+    `grids` has (rows, cols) of cells for each image in order. `objects` has the turns that are
+    answered by a JSON object instead of their sentence, by index.
     """
     row = TokenRow()
     if system:
@@ -263,8 +279,12 @@ def tokenise(
             else:
                 row.add_text((token,))
         shown += turn.scenes
-        row.pointers += _place_pointers(turn, shown, len(row.tokens))
-        row.add_text(_encode(turn.answer + END), number)
+        if number in objects:
+            for part in (*objects[number], Part(END, False)):
+                row.add_text(_encode_json(part.text), number if part.learned else None)
+        else:
+            row.pointers += _place_pointers(turn, shown, len(row.tokens))
+            row.add_text(_encode(turn.answer + END), number)
         row.add_text(_encode("\n"))
     return row
 
@@ -317,6 +337,7 @@ class Mix:
     turns: tuple[int, int] = (2, 4)  # minimum and maximum per conversation
     reading: float = 0.45  # fraction of text among conversations about one image
     page_share: float = 0.7  # fraction of pages among images that only have a dense loss
+    objects: float = 0.0  # fraction of answers that are JSON objects
 
 
 def _draw_grids(rng: random.Random, mix: Mix) -> list[tuple[int, int]]:
@@ -403,11 +424,30 @@ def draw_batch(seed: str, mix: Mix) -> TrainingBatch:
         sizes = [_size_for(rng, grid) for grid in grids]
         task = _with_small_talk(rng, conversation(draw, sizes, (turns, turns), weights))
         system = "You are a helpful assistant." if rng.random() < 0.04 else ""
-        tasks.append(task)
-        token_rows.append(tokenise(task, grids, system, text_first=rng.random() < 0.2))
+        objects = _draw_objects(rng, task, mix.objects) if mix.objects else {}
+        tasks.append(_mark(task, objects))
+        token_rows.append(tokenise(task, grids, system, rng.random() < 0.2, objects))
     scenes = [[scene for turn in task.turns for scene in turn.scenes] for task in tasks]
     pixels, labels = _stack_pictures(rng, scenes, grids)
     return _assemble(tasks, token_rows, grids, pixels, labels)
+
+
+def _draw_objects(rng: random.Random, task: Task, share: float) -> dict[int, list[Part]]:
+    """Return a JSON object for this share of the turns, by their index."""
+    objects, last = dict[int, list[Part]](), None
+    for number, turn in enumerate(task.turns):
+        last = turn.scenes[-1] if turn.scenes else last
+        if rng.random() < share:
+            objects[number] = write_object(rng, turn, last)
+    return objects
+
+
+def _mark(task: Task, objects: Collection[int]) -> Task:
+    """Return the task with the kind "json" for these turns, which are counted separately."""
+    turns = [
+        replace(turn, kind="json") if i in objects else turn for i, turn in enumerate(task.turns)
+    ]
+    return replace(task, turns=tuple(turns))
 
 
 def _assemble(

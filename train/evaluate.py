@@ -39,6 +39,19 @@ ChatMessage = dict[str, Any]
 Ask = Callable[[list[ChatMessage]], str]
 """The interface of a model: takes OpenAI chat messages and returns text."""
 READING = ("number", "word")
+ANSWER_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "answer",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {"answer": {"type": "string"}},
+            "required": ["answer"],
+            "additionalProperties": False,
+        },
+    },
+}
 LARGE, ANY_SIZE = 28, 10_000
 """Text of at least this size in px is also scored separately: a digit is then about as wide as a
 patch of the vision encoder.
@@ -198,9 +211,22 @@ def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
     ]
 
 
+def read_object(text: str) -> str:
+    """Return the string in {"answer": string}, or the text if it is not a complete object."""
+    try:
+        return str(json.loads(text)["answer"])
+    except ValueError:
+        return text
+
+
 @contextmanager
-def http_asker(base_url: str, model: str | None, key: str | None) -> Iterator[Ask]:
+def http_asker(
+    base_url: str, model: str | None, key: str | None, as_objects: bool = False
+) -> Iterator[Ask]:
     """Yield a function that asks an OpenAI-compatible server, with greedy sampling.
+
+    as_objects: ask for a JSON object with one string, and return that string, or the whole text if
+    it is not such an object.
 
     Raises httpx's errors. HTTPStatusError has the server's reply in its message.
     """
@@ -212,13 +238,16 @@ def http_asker(base_url: str, model: str | None, key: str | None) -> Iterator[As
             model = models["data"][0]["id"]
 
         def ask(messages: list[ChatMessage]) -> str:
-            body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
+            body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64}
+            if as_objects:
+                body["response_format"] = ANSWER_FORMAT
             reply = client.post("/v1/chat/completions", json=body)
             if reply.is_error:
                 raise httpx.HTTPStatusError(
                     f"{reply.status_code}: {reply.text}", request=reply.request, response=reply
                 )
-            return str(reply.json()["choices"][0]["message"]["content"])
+            text = str(reply.json()["choices"][0]["message"]["content"])
+            return read_object(text) if as_objects else text
 
         yield ask
 
@@ -239,10 +268,15 @@ def main() -> None:
     parser.add_argument(
         "--misses", type=int, default=0, help="print so many wrong answers per skill"
     )
+    parser.add_argument(
+        "--as-objects",
+        action="store_true",
+        help="ask for JSON objects with one string (response_format), and score the string",
+    )
     parser.add_argument("--json", type=Path, help="write the scores and every wrong answer here")
     args = parser.parse_args()
     try:
-        with http_asker(args.base_url, args.model, args.api_key) as ask:
+        with http_asker(args.base_url, args.model, args.api_key, args.as_objects) as ask:
             scores = evaluate(ask, args.num_prompts, args.skills, args.first, args.threads)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         parser.exit(1, f"error: --base-url {args.base_url}: {error}\n")

@@ -1,5 +1,5 @@
 """The optimiser of the demo model's training: Muon for matrices and Adam for the rest, with float32
-master copies of bfloat16 weights.
+master copies of the weights.
 
 Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scaled to Adam's step size as
 in Liu et al. 2025, arXiv 2502.16982.
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Return the approximately nearest matrices [K, M, N] with singular values 1, in bfloat16, by
-    Newton-Schulz iteration.
+    """Return the approximately nearest matrices [K, M, N] with singular values 1, by Newton-Schulz
+    iteration in their data type.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    x = matrices
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.transpose(1, 2)
-    x = x / (x.float().norm(dim=(1, 2), keepdim=True).bfloat16() + 1e-7)
+    x = x / (x.float().norm(dim=(1, 2), keepdim=True).to(x.dtype) + 1e-7)
     for _ in range(steps):
         gram = x @ x.transpose(1, 2)
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -32,7 +32,7 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimiser:
-    """Updates the bfloat16 weights of a model through float32 master copies.
+    """Updates the weights of a model through float32 master copies.
 
     `gather` accumulates gradients in float32.
     """
@@ -98,7 +98,8 @@ class Optimiser:
             moment = self.first[name].lerp_(self.gradients[name], 1 - self.momentum)
             updates.append(self.gradients[name].lerp(moment, self.momentum).flatten(1))  # Nesterov
         size = 0.4 * math.sqrt(max(shape)) * rate
-        for name, update in zip(names, orthogonalise(torch.stack(updates)), strict=True):
+        stacked = torch.stack(updates).to(self.weights[names[0]].dtype)
+        for name, update in zip(names, orthogonalise(stacked), strict=True):
             self.masters[name].mul_(1 - rate * self.decay).add_(
                 update.view_as(self.masters[name]), alpha=-size
             )

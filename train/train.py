@@ -15,6 +15,8 @@ Stages (see `STAGES`):
     read     the same with more and denser text, down to a learning rate of zero
     drill    the same with more of the weakest skills (reading, counting, describing), down to zero
              again
+    json     only the word embeddings of JSON's marks; most answers are JSON objects, whose strings
+             the model learns to close. Sentences keep their bits.
 Every stage ends with a checkpoint `DIR/<stage>.pt`. A run resumes after the last one it finds.
 """
 
@@ -37,19 +39,25 @@ from tqdm import tqdm
 
 from saccade_bench.drawn.draw import SHAPES
 from saccade_bench.drawn.tasks import Difficulty
-from train.architecture import WIDTH, build_model, write_settings, write_weights
+from train.architecture import WIDTH, build_model, read_model, write_settings, write_weights
 from train.batches import (
     CHARACTERS,
     COLOUR_NAMES,
+    END,
     CellLabels,
     Mix,
     TrainingBatch,
     draw_batch,
     draw_pictures,
 )
+from train.json_answers import MARKS
 from train.net import Model, encode_pictures, logits, read_tokens
 from train.optimiser import Optimiser
-from train.tokenizer import build_tokenizer
+from train.tokenizer import SPECIAL, build_tokenizer
+
+END_ID = SPECIAL.index(END)
+MARGIN = 4.0
+"""How much lower than a sentence's next token the logits of JSON's marks have to be."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,12 @@ class Stage:
     ] = ()  # weights of conversations with 1, 2, 3, 4 images; empty: no conversations
     turns: tuple[int, int] = (2, 4)  # minimum and maximum per conversation
     reading: float = 0.45  # fraction of text among conversations about one image
-    pages: int = 0  # patches of images that only have a dense loss, in addition to each micro-batch
+    # patches of images that only have a dense loss, in addition to each micro-batch; 0: there is no
+    # dense loss, and only the word embeddings of JSON's marks are trained
+    pages: int = 0
     page_share: float = 0.7  # fraction of pages among those images
     pointing: float = 0.0  # weight of the loss that supervises one attention head
+    objects: float = 0.0  # fraction of answers that are JSON objects
 
 
 STAGES = (
@@ -177,12 +188,28 @@ STAGES = (
         3000,
         pointing=0.3,
     ),
+    Stage(
+        "json",
+        600,
+        1,
+        2800,
+        28,
+        (5e-3, 0.0),
+        (0.0, 0.0),
+        0.0,
+        1.0,
+        (6, 4, 1.5, 1),
+        (2, 4),
+        0.6,
+        objects=0.6,
+    ),
 )
 FOCUS: dict[str, tuple[tuple[float, float, float, float], float]] = {
     "polish": ((1.5, 3, 5, 1.5), 0.55),
     "point": ((1.5, 3, 5, 1.5), 0.55),
     "read": ((1.5, 3, 5, 1.5), 0.55),
     "drill": ((3, 4, 1, 1), 0.3),
+    "json": ((3, 4, 1.5, 1), 0.4),
 }
 """Questions at full difficulty: weights of describe, count, colour and shape, and the fraction of
 "which picture". Finding a shape by its kind, or by kind and colour in several images, is learned in
@@ -287,7 +314,8 @@ class Drawn(Dataset[Any]):
         seed = f"train/{self.seed}/{stage.name}/{index}"
         if not stage.pictures:
             return draw_pictures(seed, mix)
-        return draw_batch(seed, mix), draw_pictures(f"{seed}/page", page_mix(stage))
+        pages = draw_pictures(f"{seed}/page", page_mix(stage)) if stage.pages else None
+        return draw_batch(seed, mix), pages
 
 
 def mix_at(stage: Stage, progress: float) -> Mix:
@@ -318,6 +346,7 @@ def mix_at(stage: Stage, progress: float) -> Mix:
         stage.pictures,
         stage.turns,
         stage.reading,
+        objects=stage.objects,
     )
 
 
@@ -331,18 +360,22 @@ def page_mix(stage: Stage) -> Mix:
 class Trainer:
     """The model with its dense head and optimiser, and the statistics since the last log line."""
 
-    def __init__(self, out: Path, seed: int) -> None:
+    def __init__(self, out: Path, seed: int, start: Path | None, dtype: torch.dtype) -> None:
         self.out, self.seed = out, seed
-        self.model: Model = build_model(seed).bfloat16()
-        self.head = DenseHead(WIDTH).bfloat16()
+        model = build_model(seed) if start is None else read_model(start)
+        self.model: Model = model.to(dtype)  # type: ignore[arg-type]
+        self.head = DenseHead(WIDTH).to(dtype)
         named = [(name, weight) for name, weight in self.model.named_parameters()]
         named += [(f"head.{name}", weight) for name, weight in self.head.named_parameters()]
         self.optimiser = Optimiser(named)
         self.right: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.sums: dict[str, float] = defaultdict(float)
+        self.marks = torch.zeros(0, dtype=torch.bool)  # [V]; the only trained words in stage "json"
 
     def run(self, stage: Stage, log_every: int = 50) -> None:
         """Run one stage and save its checkpoint."""
+        if stage.pictures and not stage.pages:
+            self._freeze()
         loader = DataLoader(
             Drawn(stage, self.seed), batch_size=None, num_workers=1, prefetch_factor=8
         )
@@ -366,19 +399,23 @@ class Trainer:
             if (step + 1) % 500 == 0 or step + 1 == stage.steps:
                 self.save(stage.name if step + 1 == stage.steps else f"{stage.name}-part")
 
+    def _freeze(self) -> None:
+        """Train only the word embeddings of JSON's marks from here on."""
+        for weight in self.optimiser.weights.values():
+            weight.requires_grad_(False)
+        words = self.model.model.language_model.embed_tokens.weight
+        tokenizer = build_tokenizer()
+        self.marks = torch.zeros(len(words), dtype=torch.bool)
+        self.marks[[tokenizer.token_to_id(mark) for mark in MARKS]] = True
+        words.requires_grad_(True).register_hook(lambda gradient: gradient * self.marks[:, None])
+
     def _loss(self, stage: Stage, drawn: Any, progress: float) -> Tensor:
         weight = stage.dense[0] + (stage.dense[1] - stage.dense[0]) * progress
         if not stage.pictures:
             return self._see(drawn, stage.name != "see")
         batch: TrainingBatch = drawn[0]
-        seen = self._see(drawn[1], True)
-        encoded = [encode_pictures(self.model, pixels) for pixels in batch.pixels]
-        dense = torch.stack(
-            [
-                self._dense(cells, labels, True)
-                for (cells, _), labels in zip(encoded, batch.labels, strict=True)
-            ]
-        ).mean()
+        with torch.set_grad_enabled(stage.pages > 0):
+            encoded = [encode_pictures(self.model, pixels) for pixels in batch.pixels]
         embeddings = torch.cat([cells.flatten(0, 1) for cells, _ in encoded])
         deepstack = [
             torch.cat([deep[i].flatten(0, 1) for _, deep in encoded])
@@ -388,9 +425,22 @@ class Trainer:
             self.model, batch.tokens, batch.positions, batch.picture_rows, embeddings, deepstack
         )
         scores = logits(self.model, read.hidden[batch.answer_rows])
+        in_object = torch.tensor([kind == "json" for kind in batch.kinds])[batch.answer_turns]
+        scores[in_object, END_ID] = -torch.inf  # as the grammar does
+        if not stage.pages:
+            scores = scores + MARGIN * (self.marks * ~in_object[:, None])
         loss = F.cross_entropy(scores, batch.answers)
         self.sums["answer"] += float(loss.detach())
         self._count(batch, scores.argmax(-1) == batch.answers)
+        if not stage.pages:
+            return loss
+        dense = torch.stack(
+            [
+                self._dense(cells, labels, True)
+                for (cells, _), labels in zip(encoded, batch.labels, strict=True)
+            ]
+        ).mean()
+        seen = self._see(drawn[1], True)
         if stage.name != "answer" and len(batch.pixels) > 1:
             numbers = torch.cat(
                 [
@@ -504,14 +554,27 @@ def main() -> None:
         default=1,
         help="threads of matrix products; drawing takes another half core",
     )
+    parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="FOLDER",
+        help="only run the last stage, from the weights of this model folder",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="float32 is faster on processors without bfloat16 instructions",
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
-    trainer = Trainer(args.out, args.seed)
-    done = [stage for stage in STAGES if (args.out / f"{stage.name}.pt").is_file()]
+    trainer = Trainer(args.out, args.seed, args.start, getattr(torch, args.dtype))
+    stages = STAGES if args.start is None else STAGES[-1:]
+    done = [stage for stage in stages if (args.out / f"{stage.name}.pt").is_file()]
     if done:
         trainer.load(done[-1].name)
-    for stage in STAGES[len(done) :]:
+    for stage in stages[len(done) :]:
         trainer.run(stage)
     trainer.export(args.out / "model")
 

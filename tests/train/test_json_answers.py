@@ -1,0 +1,78 @@
+"""Claims about answers that are JSON objects: they are JSON, and their start is not learned."""
+
+import json
+import random
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from saccade_bench.drawn.tasks import HARDEST, SKILLS, Exchange, held_out
+from train.batches import Mix, draw_batch, tokenise
+from train.evaluate import read_object
+from train.json_answers import Part, write_object
+from train.tokenizer import build_tokenizer
+
+
+def drawn(count: int) -> list[tuple[Exchange, list[Part]]]:
+    written = []
+    for seed in range(count):
+        task = held_out(SKILLS[seed % len(SKILLS)], seed)
+        turn = task.turns[-1]
+        written.append((turn, write_object(random.Random(seed), turn, task.turns[0].scenes[-1])))
+    return written
+
+
+def test_answers_are_json_objects_or_hermes_calls_of_them() -> None:
+    calls = 0
+    for turn, parts in drawn(120):
+        text = "".join(part.text for part in parts)
+        if text.startswith("<tool_call>"):
+            calls += 1
+            text = text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+            assert set(json.loads(text)) == {"name", "arguments"}
+            fields = json.loads(text)["arguments"]
+        else:
+            fields = json.loads(text)
+        assert 1 <= len(fields) <= 3
+        for value in fields.values():
+            values = value if isinstance(value, list) else [value]
+            assert all(str(each).lower() in turn.answer.lower() for each in values) or (
+                turn.kind == "describe"
+            )
+    assert 10 < calls < 60
+
+
+def test_the_start_of_an_object_is_never_learned() -> None:
+    """Otherwise the model would answer every question with an object."""
+    for _, parts in drawn(60):
+        assert not parts[0].learned
+        assert parts[0].text[0] in "{<"
+        assert any(part.learned for part in parts)
+
+
+def test_a_value_has_the_tokens_of_the_sentence() -> None:
+    task = held_out("describe", 3)
+    answer = task.turns[0].answer
+    parts = [Part('{"answer": "', False), Part(f'{answer}"', True), Part("}", False)]
+    row = tokenise(task, [(2, 2)], objects={0: parts})
+    tokenizer = build_tokenizer()
+    learned = [token for _, token, _ in row.answers]
+    assert learned == [*tokenizer.encode(answer).ids, tokenizer.token_to_id('"')]
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert row.tokens[row.answers[-1][0] + 1 :][1:3] == [tokenizer.token_to_id("}"), end]
+
+
+def test_batches_without_objects_are_those_of_the_stages_before() -> None:
+    mix = Mix(HARDEST, 128, 600, 4, (0, 0, 1))
+    assert "json" not in draw_batch("a", mix).kinds
+    with_objects = Mix(HARDEST, 128, 600, 4, (0, 0, 1), objects=1.0)
+    assert set(draw_batch("a", with_objects).kinds) == {"json"}
+
+
+@pytest.mark.parametrize(
+    ("text", "string"),
+    [('{"answer": "A red star."}', "A red star."), ('{"answer": "A red', '{"answer": "A red')],
+)
+def test_the_string_of_an_object_is_scored(text: str, string: str) -> None:
+    assert read_object(text) == string
