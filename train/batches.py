@@ -48,7 +48,7 @@ from saccade_bench.drawn.tasks import (
     small_talk,
 )
 from train.architecture import FACTOR, MAX_PIXELS, MIN_PIXELS
-from train.json_answers import Part, write_object
+from train.json_answers import AnswerPart, write_object
 from train.pointing import Pointer, pointers
 from train.tokenizer import SPECIAL, build_tokenizer
 
@@ -260,7 +260,7 @@ def tokenise(
     grids: Sequence[tuple[int, int]],
     system: str = "",
     text_first: bool = False,
-    objects: Mapping[int, Sequence[Part]] = MappingProxyType({}),
+    objects: Mapping[int, Sequence[AnswerPart]] = MappingProxyType({}),
 ) -> TokenRow:
     """Return the entire conversation with its answers.
 
@@ -280,7 +280,7 @@ def tokenise(
                 row.add_text((token,))
         shown += turn.scenes
         if number in objects:
-            for part in (*objects[number], Part(END, False)):
+            for part in (*objects[number], AnswerPart(END, False)):
                 row.add_text(_encode_json(part.text), number if part.learned else None)
         else:
             row.pointers += _place_pointers(turn, shown, len(row.tokens))
@@ -432,9 +432,9 @@ def draw_batch(seed: str, mix: Mix) -> TrainingBatch:
     return _assemble(tasks, token_rows, grids, pixels, labels)
 
 
-def _draw_objects(rng: random.Random, task: Task, share: float) -> dict[int, list[Part]]:
+def _draw_objects(rng: random.Random, task: Task, share: float) -> dict[int, list[AnswerPart]]:
     """Return a JSON object for this share of the turns, by their index."""
-    objects, last = dict[int, list[Part]](), None
+    objects, last = dict[int, list[AnswerPart]](), None
     for number, turn in enumerate(task.turns):
         last = turn.scenes[-1] if turn.scenes else last
         if rng.random() < share:

@@ -33,47 +33,47 @@ Maker = Callable[[], tuple[str, Value]]
 
 
 @dataclass(frozen=True)
-class Part:
+class AnswerPart:
     """A part of an answer. Only learned parts have a loss."""
 
     text: str
     learned: bool
 
 
-def write_object(rng: random.Random, turn: Exchange, scene: Scene | None) -> list[Part]:
+def write_object(rng: random.Random, turn: Exchange, scene: Scene | None) -> list[AnswerPart]:
     """Return the answer to a turn as a JSON object of one to three fields. scene: the last image.
 
     Joined, the parts are a document that `json.loads` reads, or a call in Hermes' format. Values
     are learned up to the character that ends them. A grammar forces the rest.
     """
     fields = _draw_fields(rng, turn, scene)
-    parts = [Part("{", False)]
+    parts = [AnswerPart("{", False)]
     for position, (key, value) in enumerate(fields.items()):
         last = position == len(fields) - 1
-        parts += [Part(f'"{key}": ', False), *_write_value(value)]
+        parts += [AnswerPart(f'"{key}": ', False), *_write_value(value)]
         parts += [
-            Part("}" if last else ",", isinstance(value, int)),
-            Part("" if last else " ", False),
+            AnswerPart("}" if last else ",", isinstance(value, int)),
+            AnswerPart("" if last else " ", False),
         ]
     if rng.random() < 0.25:
         name = "".join(rng.choices(LETTERS, k=rng.randint(3, 12)))
         start = f'<tool_call>\n{{"name": "{name}", "arguments": '
-        return [Part(start, False), *parts, Part("}\n</tool_call>", False)]
+        return [AnswerPart(start, False), *parts, AnswerPart("}\n</tool_call>", False)]
     return parts
 
 
-def _write_value(value: Value) -> list[Part]:
+def _write_value(value: Value) -> list[AnswerPart]:
     if isinstance(value, int):
-        return [Part(str(value), True)]
+        return [AnswerPart(str(value), True)]
     if isinstance(value, str):
-        return [Part('"', False), Part(f'{value}"', True)]
-    parts = [Part("[", False)]
+        return [AnswerPart('"', False), AnswerPart(f'{value}"', True)]
+    parts = [AnswerPart("[", False)]
     for position, item in enumerate(value):
         last = position == len(value) - 1
         parts += [
             *_write_value(item),
-            Part("]" if last else ",", True),
-            Part("" if last else " ", False),
+            AnswerPart("]" if last else ",", True),
+            AnswerPart("" if last else " ", False),
         ]
     return parts
 

@@ -10,11 +10,11 @@ pytest.importorskip("transformers")
 from saccade_bench.drawn.tasks import HARDEST, SKILLS, Exchange, held_out
 from train.batches import Mix, draw_batch, tokenise
 from train.evaluate import read_object
-from train.json_answers import Part, write_object
+from train.json_answers import AnswerPart, write_object
 from train.tokenizer import build_tokenizer
 
 
-def drawn(count: int) -> list[tuple[Exchange, list[Part]]]:
+def drawn(count: int) -> list[tuple[Exchange, list[AnswerPart]]]:
     written = []
     for seed in range(count):
         task = held_out(SKILLS[seed % len(SKILLS)], seed)
@@ -54,7 +54,11 @@ def test_the_start_of_an_object_is_never_learned() -> None:
 def test_a_value_has_the_tokens_of_the_sentence() -> None:
     task = held_out("describe", 3)
     answer = task.turns[0].answer
-    parts = [Part('{"answer": "', False), Part(f'{answer}"', True), Part("}", False)]
+    parts = [
+        AnswerPart('{"answer": "', False),
+        AnswerPart(f'{answer}"', True),
+        AnswerPart("}", False),
+    ]
     row = tokenise(task, [(2, 2)], objects={0: parts})
     tokenizer = build_tokenizer()
     learned = [token for _, token, _ in row.answers]
