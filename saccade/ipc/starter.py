@@ -2,9 +2,9 @@
 PARENT.
 
 It ties the child to its parent before any slow import, so that the child does not outlive a parent
-that exits during these. It leaves the current directory, where libraries look for settings (Numba
-does, and a settings file may move its caches anywhere). The module's main function must call
-`child.enter`.
+that exits during the imports. It changes to the directory `/`, because libraries read settings from
+the current directory (Numba does, and its settings may move its caches anywhere). MODULE's main
+function must call `child.enter`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The interface for image embeddings from other servers, which save decoding and encoding here."""
+"""The interface for requesting image embeddings from other servers, so that this server does not
+decode and encode the images.
+"""
 
 from __future__ import annotations
 

@@ -71,10 +71,11 @@ class TokenHead:
 
 
 def make_head(weights: Weights, embedding: TokenEmbedding, *, tied: bool) -> TokenHead:
-    """Build the head that follows `embedding`, and shares its table if `tied`.
+    """Build the LM head. If `tied`, it shares the table of `embedding`.
 
     As in transformers 5, a stored head is used even if `tied`, unless its values equal the table.
-    Each rank compares its own rows because sharing equal rows does not change logits.
+    Each rank compares its own rows. Ranks may decide differently, because sharing equal rows does
+    not change logits.
     """
     shape = embedding.vocab_size, embedding.table.shape[1]
     if tied and weights.has(HEAD):

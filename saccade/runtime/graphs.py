@@ -30,9 +30,9 @@ class StepGraphs(Protocol):
         ...
 
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
-        """Replay the graph for `frame` on the step in the staging buffer. Returns hidden states
-        [tokens of the frame, hidden], which the next replay overwrites. `shown` are the step's rows
-        of image embeddings.
+        """Replay the graph that was captured for the padded shape `frame`. It reads the step from
+        the staging buffer. Returns hidden states [tokens of the frame, hidden], which the next
+        replay overwrites. shown: the step's image embeddings, one row per image token.
         """
         ...
 

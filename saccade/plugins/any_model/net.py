@@ -234,7 +234,9 @@ def attend_by(decoder: Any, name: str) -> None:
 
 
 class AnyModel(FamilyModel):
-    """A model whose tensor names are known only to transformers. Unknown tensors are accepted."""
+    """A model that transformers' own modules compute. Saccade does not know its tensor names, so it
+    rejects no tensor.
+    """
 
     spec: AnySpec
 

@@ -73,7 +73,9 @@ def _first_media(content: object) -> int | None:
 
 
 def find_shapes(render: Render) -> ContentShapes:
-    """Detect the shapes that a template supports, by rendering test conversations."""
+    """Detect whether a template takes message content as a string or as a list of parts, by
+    rendering test conversations.
+    """
     found = _Found(render)
     whole, short = [_said("system"), *_TALK], _TALK
     calling = [_said("user"), {"role": "assistant", "tool_calls": [_CALL]}, _said("tool")]
