@@ -4,8 +4,8 @@
 
 If a server has no key, `Guard` rejects the requests of all web pages except its own and those of
 --cors-origins. A server on a loopback address cannot be reached from other machines, but the local
-browser can reach it, and web pages may send requests to any address. The request of another page
-is recognized by its `Origin` or `Sec-Fetch-Site`. A page whose own host name resolves to this machine
+browser can reach it, and web pages may send requests to any address. The request of another page is
+recognized by its `Origin` or `Sec-Fetch-Site`. A page whose own host name resolves to this machine
 (DNS rebinding) is recognized by its `Host`. Browsers set these headers themselves. Other clients do
 not send `Origin` and `Sec-Fetch-Site`.
 """
