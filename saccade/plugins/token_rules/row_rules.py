@@ -1,7 +1,7 @@
 """Applies `TokenRules` to logits: bans or forces next tokens, depending on the tokens so far.
 
-The tokens of each sequence that has rules are stored on the device. Sampled tokens are added without
-a host synchronization. A step takes one pass over the tokens, and one over the logits.
+The tokens of each sequence that has rules are stored on the device. Sampled tokens are added
+without a host synchronization. A step takes one pass over the tokens, and one over the logits.
 """
 
 from __future__ import annotations
