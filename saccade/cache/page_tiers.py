@@ -9,7 +9,7 @@ from saccade.core.plan import PAGE_TIERS, PageTier
 
 
 class PageTiers(Protocol):
-    """All tiers of offloaded pages. identity: see `core.store.PageIdentity`. Names are page hashes,
+    """All tiers of offloaded pages. identity: see `content.PageIdentity`. Names are page hashes,
     as defined in `content.py`.
     """
 

@@ -132,7 +132,7 @@ class PrefixCache:
         """Report to `listener` every page that is stored or removed from now on. Call this while
         the cache is empty.
 
-        identity: a digest of everything that pages depend on (`core.store.PageIdentity.digest`).
+        identity: a digest of everything that pages depend on (`content.PageIdentity.digest`).
         """
         assert not self.pages and (self.kept is None or self._identity == identity)
         self._listener, self._identity = listener, identity
