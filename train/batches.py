@@ -201,8 +201,8 @@ def _encode(text: str) -> tuple[int, ...]:
 
 
 def _encode_json(text: str) -> list[int]:
-    """Return the tokens of JSON. Marks are separate tokens, as a grammar allows them one by one, so
-    that a value has the same tokens as in a sentence.
+    """Return the tokens of JSON. Marks are separate tokens, so that a value has the same tokens as
+    in a sentence.
     """
     return [token for part in re.split(r'([{}\[\]":,\n])', text) for token in _encode(part)]
 
@@ -424,6 +424,7 @@ def draw_batch(seed: str, mix: Mix) -> TrainingBatch:
         sizes = [_size_for(rng, grid) for grid in grids]
         task = _with_small_talk(rng, conversation(draw, sizes, (turns, turns), weights))
         system = "You are a helpful assistant." if rng.random() < 0.04 else ""
+        # Only drawn if requested, because every draw changes the rest of the batch.
         objects = _draw_objects(rng, task, mix.objects) if mix.objects else {}
         tasks.append(_mark(task, objects))
         token_rows.append(tokenise(task, grids, system, rng.random() < 0.2, objects))

@@ -215,7 +215,7 @@ def read_object(text: str) -> str:
     """Return the string in {"answer": string}, or the text if it is not a complete object."""
     try:
         return str(json.loads(text)["answer"])
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
         return text
 
 
@@ -238,9 +238,9 @@ def http_asker(
             model = models["data"][0]["id"]
 
         def ask(messages: list[ChatMessage]) -> str:
-            body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64}
+            body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
             if as_objects:
-                body["response_format"] = ANSWER_FORMAT
+                body |= {"max_tokens": 64, "response_format": ANSWER_FORMAT}
             reply = client.post("/v1/chat/completions", json=body)
             if reply.is_error:
                 raise httpx.HTTPStatusError(

@@ -2,7 +2,7 @@
 
 A model that was only trained on sentences ends them with the end token. In a JSON string the
 grammar excludes that token, and the model would continue up to `max_tokens`. These answers teach it
-to close strings, arrays and objects.
+to close strings and arrays.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Stages (see `STAGES`):
     drill    the same with more of the weakest skills (reading, counting, describing), down to zero
              again
     json     only the word embeddings of JSON's marks; most answers are JSON objects, whose strings
-             the model learns to close. Sentences keep their bits.
+             the model learns to close
 Every stage ends with a checkpoint `DIR/<stage>.pt`. A run resumes after the last one it finds.
 """
 
@@ -39,7 +39,14 @@ from tqdm import tqdm
 
 from saccade_bench.drawn.draw import SHAPES
 from saccade_bench.drawn.tasks import Difficulty
-from train.architecture import WIDTH, build_model, read_model, write_settings, write_weights
+from train.architecture import (
+    VOCABULARY,
+    WIDTH,
+    build_model,
+    read_model,
+    write_settings,
+    write_weights,
+)
 from train.batches import (
     CHARACTERS,
     COLOUR_NAMES,
@@ -84,12 +91,12 @@ class Stage:
     ] = ()  # weights of conversations with 1, 2, 3, 4 images; empty: no conversations
     turns: tuple[int, int] = (2, 4)  # minimum and maximum per conversation
     reading: float = 0.45  # fraction of text among conversations about one image
-    # patches of images that only have a dense loss, in addition to each micro-batch; 0: there is no
-    # dense loss, and only the word embeddings of JSON's marks are trained
-    pages: int = 0
+    pages: int = 0  # patches of images that only have a dense loss, in addition to each micro-batch
     page_share: float = 0.7  # fraction of pages among those images
     pointing: float = 0.0  # weight of the loss that supervises one attention head
-    objects: float = 0.0  # fraction of answers that are JSON objects
+    # fraction of answers that are JSON objects; if not 0, the loss is only about answers, and only
+    # the word embeddings of JSON's marks are trained
+    objects: float = 0.0
 
 
 STAGES = (
@@ -298,6 +305,14 @@ def balanced(scores: Tensor, labels: Tensor) -> Tensor:
     return (loss * full).sum() / (full.sum() + 1) + (loss * empty).sum() / (empty.sum() + 1) / 3
 
 
+def mark_tokens() -> Tensor:
+    """Return bool [V]: True for the tokens of JSON's marks."""
+    tokenizer = build_tokenizer()
+    marks = torch.zeros(VOCABULARY, dtype=torch.bool)
+    marks[[tokenizer.token_to_id(mark) for mark in MARKS]] = True
+    return marks
+
+
 class Drawn(Dataset[Any]):
     """The micro-batches of a stage by index. Independent of the number of worker processes."""
 
@@ -314,8 +329,9 @@ class Drawn(Dataset[Any]):
         seed = f"train/{self.seed}/{stage.name}/{index}"
         if not stage.pictures:
             return draw_pictures(seed, mix)
-        pages = draw_pictures(f"{seed}/page", page_mix(stage)) if stage.pages else None
-        return draw_batch(seed, mix), pages
+        if stage.objects:
+            return draw_batch(seed, mix), None
+        return draw_batch(seed, mix), draw_pictures(f"{seed}/page", page_mix(stage))
 
 
 def mix_at(stage: Stage, progress: float) -> Mix:
@@ -370,11 +386,11 @@ class Trainer:
         self.optimiser = Optimiser(named)
         self.right: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.sums: dict[str, float] = defaultdict(float)
-        self.marks = torch.zeros(0, dtype=torch.bool)  # [V]; the only trained words in stage "json"
+        self.marks = mark_tokens()
 
     def run(self, stage: Stage, log_every: int = 50) -> None:
         """Run one stage and save its checkpoint."""
-        if stage.pictures and not stage.pages:
+        if stage.objects:
             self._freeze()
         loader = DataLoader(
             Drawn(stage, self.seed), batch_size=None, num_workers=1, prefetch_factor=8
@@ -404,9 +420,6 @@ class Trainer:
         for weight in self.optimiser.weights.values():
             weight.requires_grad_(False)
         words = self.model.model.language_model.embed_tokens.weight
-        tokenizer = build_tokenizer()
-        self.marks = torch.zeros(len(words), dtype=torch.bool)
-        self.marks[[tokenizer.token_to_id(mark) for mark in MARKS]] = True
         words.requires_grad_(True).register_hook(lambda gradient: gradient * self.marks[:, None])
 
     def _loss(self, stage: Stage, drawn: Any, progress: float) -> Tensor:
@@ -414,7 +427,7 @@ class Trainer:
         if not stage.pictures:
             return self._see(drawn, stage.name != "see")
         batch: TrainingBatch = drawn[0]
-        with torch.set_grad_enabled(stage.pages > 0):
+        with torch.set_grad_enabled(not stage.objects):
             encoded = [encode_pictures(self.model, pixels) for pixels in batch.pixels]
         embeddings = torch.cat([cells.flatten(0, 1) for cells, _ in encoded])
         deepstack = [
@@ -425,14 +438,12 @@ class Trainer:
             self.model, batch.tokens, batch.positions, batch.picture_rows, embeddings, deepstack
         )
         scores = logits(self.model, read.hidden[batch.answer_rows])
-        in_object = torch.tensor([kind == "json" for kind in batch.kinds])[batch.answer_turns]
-        scores[in_object, END_ID] = -torch.inf  # as the grammar does
-        if not stage.pages:
-            scores = scores + MARGIN * (self.marks * ~in_object[:, None])
+        if stage.objects:
+            scores = self._constrain(scores, batch)
         loss = F.cross_entropy(scores, batch.answers)
         self.sums["answer"] += float(loss.detach())
         self._count(batch, scores.argmax(-1) == batch.answers)
-        if not stage.pages:
+        if stage.objects:
             return loss
         dense = torch.stack(
             [
@@ -459,6 +470,16 @@ class Trainer:
             self.sums["pointing"] += float(pointed.detach())
             loss = loss + stage.pointing * pointed
         return loss + weight * (dense + seen)
+
+    def _constrain(self, scores: Tensor, batch: TrainingBatch) -> Tensor:
+        """Exclude the end token in JSON objects, as a grammar does, and raise the marks' logits in
+        sentences by `MARGIN`.
+        """
+        in_object = torch.tensor([kind == "json" for kind in batch.kinds])[batch.answer_turns, None]
+        is_end = torch.arange(scores.shape[1]) == END_ID
+        return scores.masked_fill(in_object & is_end, -torch.inf) + MARGIN * (
+            self.marks & ~in_object
+        )
 
     def _see(self, drawn: tuple[Tensor, CellLabels], bind: bool) -> Tensor:
         """Return the dense loss of single images."""

@@ -2,16 +2,22 @@
 
 import json
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
 
+import torch
+
+from saccade.demo import MODEL_DIR
 from saccade_bench.drawn.tasks import HARDEST, SKILLS, Exchange, held_out
 from train.batches import Mix, draw_batch, tokenise
 from train.evaluate import read_object
 from train.json_answers import AnswerPart, write_object
 from train.tokenizer import build_tokenizer
+from train.train import STAGES, Trainer, mark_tokens, mix_at
 
 
 def drawn(count: int) -> list[tuple[Exchange, list[AnswerPart]]]:
@@ -37,9 +43,7 @@ def test_answers_are_json_objects_or_hermes_calls_of_them() -> None:
         assert 1 <= len(fields) <= 3
         for value in fields.values():
             values = value if isinstance(value, list) else [value]
-            assert all(str(each).lower() in turn.answer.lower() for each in values) or (
-                turn.kind == "describe"
-            )
+            assert all(str(each).lower() in turn.answer.lower() for each in values)
     assert 10 < calls < 60
 
 
@@ -74,9 +78,32 @@ def test_batches_without_objects_are_those_of_the_stages_before() -> None:
     assert set(draw_batch("a", with_objects).kinds) == {"json"}
 
 
+def test_only_the_embeddings_of_marks_are_trained(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, 0, MODEL_DIR, torch.float32)
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    stage = replace(STAGES[-1], patches=400, rows=4)
+    trainer._freeze()
+    batch = draw_batch("a", mix_at(stage, 0.0))
+    trainer._loss(stage, (batch, None), 0.0).backward()
+    trainer.optimiser.gather(1.0)
+    trainer.optimiser.step(1e-3)
+    now = trainer.model.state_dict()
+    changed = {name for name in before if not now[name].equal(before[name])}
+    words = "model.language_model.embed_tokens.weight"
+    assert changed <= {words, "lm_head.weight"}  # the head is tied to the embeddings
+    rows = (now[words] != before[words]).any(1)
+    assert rows.any()
+    assert not (rows & ~mark_tokens()).any()
+
+
 @pytest.mark.parametrize(
     ("text", "string"),
-    [('{"answer": "A red star."}', "A red star."), ('{"answer": "A red', '{"answer": "A red')],
+    [
+        ('{"answer": "A red star."}', "A red star."),
+        ('{"answer": "A red', '{"answer": "A red'),
+        ("[7]", "[7]"),
+        ('{"text": "A red star."}', '{"text": "A red star."}'),
+    ],
 )
 def test_the_string_of_an_object_is_scored(text: str, string: str) -> None:
     assert read_object(text) == string
