@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.processor import has_bf16
+from saccade.kernels.reference import linear
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.ops import Ops
 from saccade.plugins.cpu.amx import has_amx
@@ -82,6 +84,44 @@ def test_a_product_is_the_same_at_every_call(dtype: torch.dtype) -> None:
     ready = matrix.ready(OPS)
     first, second = (ready.product(OPS, x, None, "gelu") for _ in range(2))
     assert torch.equal(first, second)
+
+
+class MatmulLog(TorchDispatchMode):
+    """Records the dtype and the number of weight values of each matmul."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.dtype, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.seen.append((args[-1].dtype, args[-1].numel()))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_processor_without_16_bit_products_multiplies_in_float32(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool
+) -> None:
+    monkeypatch.setattr(linear, "has_instructions", lambda _: False)
+    inputs, outputs = 1000, 1111
+    weight = (noise(outputs, inputs, seed=2) / inputs**0.5).to(dtype)
+    added = noise(outputs, seed=3).to(dtype) if bias else None
+    matrix = DenseMatrix(weight).ready(OPS)
+    for shape in ((linear.MIN_WIDENED_ROWS,), (2, 3, 7)):
+        x = noise(*shape, inputs, seed=1).to(dtype)
+        with MatmulLog() as log:
+            result = matrix.multiply(OPS, x, added)
+        assert {each for each, _ in log.seen} == {torch.float32}
+        assert max(values for _, values in log.seen) <= linear.WIDENED_VALUES
+        assert sum(values for _, values in log.seen) == weight.numel()
+        wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.double(), wanted, atol=1e-5, rtol=torch.finfo(dtype).eps)
+    with MatmulLog() as log:
+        matrix.multiply(OPS, x.flatten(0, 2)[: linear.MIN_WIDENED_ROWS - 1], added)
+    assert {each for each, _ in log.seen} == {dtype}
 
 
 COUNTS = (2, 8, 9, 16, 17, 31, 32, 33, 63, 64, 100, 513, 700)

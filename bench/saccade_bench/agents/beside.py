@@ -11,12 +11,14 @@ asks about new images and texts, first alone and then concurrently with the agen
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,7 @@ def ask_all(url: str, client: httpx.Client, count: int, first: int) -> dict[str,
     return waits
 
 
-def work(url: str, client: httpx.Client, habit: str, seed: int, over: threading.Event) -> None:
+def work(url: str, client: httpx.Client, habit: str, seed: int, over: Event) -> None:
     """Run an agent's tasks, one after another, until `over` is set."""
 
     def rest() -> None:
@@ -84,6 +86,24 @@ def work(url: str, client: httpx.Client, habit: str, seed: int, over: threading.
             act(url, "demo", HABITS[habit], agent, rest, client)
     except Over:
         return
+
+
+def work_all(url: str, key: str, habit: str, count: int, over: Event) -> None:
+    """Run `count` agents concurrently until `over` is set."""
+    with httpx.Client(headers=bearer(key), timeout=300) as client:
+        agents = [
+            threading.Thread(target=work, args=(url, client, habit, seed, over))
+            for seed in range(count)
+        ]
+        for each in agents:
+            each.start()
+        for each in agents:
+            each.join()
+
+
+def bearer(key: str) -> dict[str, str]:
+    """Return the headers of a request with an API key."""
+    return {"Authorization": f"Bearer {key}"}
 
 
 def row(name: str, waits: Sequence[Wait]) -> list[str]:
@@ -117,22 +137,21 @@ def main(words: Sequence[str] | None = None) -> int:
         (folder / "keys").write_text("".join(f"{who}:{key}\n" for who, key in KEYS.items()))
         keys = ("--api-keys-file", str(folder / "keys"), "--max-total-tokens", "32768")
         with serving("demo", folder, *keys, *given.options) as server:
-            heads = {who: {"Authorization": f"Bearer {key}"} for who, key in KEYS.items()}
-            alice, mallory = (httpx.Client(headers=heads[who], timeout=300) for who in KEYS)
+            alice = httpx.Client(headers=bearer(KEYS["alice"]), timeout=300)
             ask_all(server.url, alice, 2, 0)
             alone = ask_all(server.url, alice, given.questions, 100)
-            over = threading.Event()
-            agents = [
-                threading.Thread(target=work, args=(server.url, mallory, given.habit, seed, over))
-                for seed in range(given.agents)
-            ]
-            for each in agents:
-                each.start()
+            # Another process, because threads of this one would delay the client that is measured.
+            spawn = multiprocessing.get_context("spawn")
+            over = spawn.Event()
+            agents = spawn.Process(
+                target=work_all,
+                args=(server.url, KEYS["mallory"], given.habit, given.agents, over),
+            )
+            agents.start()
             time.sleep(5)
             beside = ask_all(server.url, alice, given.questions, 200)
             over.set()
-            for each in agents:
-                each.join()
+            agents.join()
     for kind in alone:
         table.add_row(*row(f"{kind}, alone", alone[kind]))
         table.add_row(*row(f"{kind}, beside {given.agents} agents", beside[kind]))

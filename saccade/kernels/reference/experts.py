@@ -7,11 +7,11 @@ computes the same in one kernel.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from saccade.kernels.matrix import Fp8Experts, Fp8Matrix, Stack
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.fp8 import dense
+from saccade.kernels.reference.linear import linear
 
 
 def stacked_mlp(
@@ -32,8 +32,8 @@ def stacked_mlp(
     each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])
     for number in range(count_of(up)):
         rows, places = (experts == before + number).nonzero(as_tuple=True)
-        gate, other = F.linear(x[rows], expert(up, number).to(x.dtype)).chunk(2, dim=-1)
-        made = F.linear(activate(gate, act) * other, expert(down, number).to(x.dtype))
+        gate, other = linear(x[rows], expert(up, number).to(x.dtype)).chunk(2, dim=-1)
+        made = linear(activate(gate, act) * other, expert(down, number).to(x.dtype))
         each[rows, places] = made * shares[rows, places].unsqueeze(-1)
     return each.sum(1)
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from saccade.kernels import device
 from saccade.kernels.matrix import FP8, MAX_UNQUANTIZED_ROWS, Fp8Experts, Fp8Matrix, Fp8Rows
+from saccade.kernels.reference.linear import linear
 
 LARGEST = 448.0
 """The largest value. Larger ones are clamped to it because the format has no infinity."""
@@ -102,7 +103,7 @@ def whole_linear(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return `x @ matrix.T + bias` [T, out] in x's dtype, for x [T, in], without quantising x."""
-    return F.linear(x, dense(matrix).to(x.dtype), bias)
+    return linear(x, dense(matrix).to(x.dtype), bias)
 
 
 def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:

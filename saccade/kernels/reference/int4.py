@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.matrix import CHUNK, EACH, Int4Matrix, Matrix
+from saccade.kernels.reference.linear import linear
 
 MIN_GROUP = 32
 """Inputs per scale must be a multiple of this, which kernels multiply at a time."""
@@ -129,4 +130,4 @@ def int4_linear(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return `x @ matrix.T + bias` [T, out] in x's dtype, for x [T, in]."""
-    return F.linear(x, dense(matrix).to(x.dtype), bias)
+    return linear(x, dense(matrix).to(x.dtype), bias)
