@@ -26,6 +26,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -65,6 +66,10 @@ from train.tokenizer import SPECIAL, build_tokenizer
 END_ID = SPECIAL.index(END)
 MARGIN = 4.0
 """How much lower than a sentence's next token the logits of JSON's marks have to be."""
+QUOTE_SCALE = 0.85
+"""Factor of the quote's embedding in the exported model. Unscaled, a quote took the place of the
+period in 3 of 1,800 plain answers.
+"""
 
 
 @dataclass(frozen=True)
@@ -553,9 +558,12 @@ class Trainer:
         self.optimiser.load(torch.load(self.out / f"{name}.pt")["optimiser"])
 
     def export(self, folder: Path) -> None:
-        """Write the model folder, except for the card."""
+        """Write the model folder, except for the card. The quote's embedding is scaled."""
+        model = deepcopy(self.model)
+        quote = build_tokenizer().token_to_id('"')
+        model.get_input_embeddings().weight.data[quote] *= QUOTE_SCALE
         write_settings(folder)
-        write_weights(self.model, folder)
+        write_weights(model, folder)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
+from safetensors.torch import load_file
 
 from saccade.demo import MODEL_DIR
 from saccade_bench.drawn.tasks import HARDEST, SKILLS, Exchange, held_out
@@ -17,7 +18,7 @@ from train.batches import Mix, draw_batch, tokenise
 from train.evaluate import read_object
 from train.json_answers import AnswerPart, write_object
 from train.tokenizer import build_tokenizer
-from train.train import STAGES, Trainer, mark_tokens, mix_at
+from train.train import QUOTE_SCALE, STAGES, Trainer, mark_tokens, mix_at
 
 
 def drawn(count: int) -> list[tuple[Exchange, list[AnswerPart]]]:
@@ -94,6 +95,23 @@ def test_only_the_embeddings_of_marks_are_trained(tmp_path: Path) -> None:
     rows = (now[words] != before[words]).any(1)
     assert rows.any()
     assert not (rows & ~mark_tokens()).any()
+
+
+def test_only_the_quote_changes_on_export(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, 0, MODEL_DIR, torch.float32)
+    for _ in range(2):
+        trainer.export(tmp_path / "model")
+    given, exported = (
+        load_file(folder / "model.safetensors") for folder in (MODEL_DIR, tmp_path / "model")
+    )
+    changed = {name for name in given if not exported[name].equal(given[name])}
+    assert changed == {"model.language_model.embed_tokens.weight"}
+    before, now = (
+        each["model.language_model.embed_tokens.weight"].float() for each in (given, exported)
+    )
+    quote = build_tokenizer().token_to_id('"')
+    assert (now != before).any(1).nonzero().tolist() == [[quote]]
+    torch.testing.assert_close(now[quote], QUOTE_SCALE * before[quote], atol=0.0, rtol=1e-2)
 
 
 @pytest.mark.parametrize(
