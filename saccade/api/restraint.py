@@ -63,7 +63,7 @@ class Restraint(Struct, kw_only=True):
     service_tier: ServiceTier | None = None
 
     def rules(self, budget: int | None) -> AnswerRules | None:
-        """Convert the fields to rules, or None if they have no effect.
+        """Convert the fields to rules. Returns None if they have no effect.
 
         Raises InvalidRequest that names the field.
 

@@ -9,8 +9,9 @@ from saccade.core.plan import PAGE_TIERS, PageTier
 
 
 class PageTiers(Protocol):
-    """All tiers of offloaded pages. identity: see `content.PageIdentity`. Names are page hashes,
-    as defined in `content.py`.
+    """All tiers of offloaded pages, by page hash (`content.py`).
+
+    identity: see `content.PageIdentity`.
     """
 
     identity: bytes

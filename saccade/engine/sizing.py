@@ -221,8 +221,8 @@ def resolve_tower(
     caches: CacheOptions,
     settings: EngineSettings,
 ) -> EngineConfig:
-    """Resolve the settings of a server that only encodes images. It has no KV pages, and no limits
-    on encoding that leave time for other work.
+    """Resolve the settings of a server that only encodes images. It has no KV pages, and encoding
+    need not leave time for other work.
     """
     cuda = hardware.device == "cuda"
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
@@ -299,7 +299,7 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
 
 
 def count_between(drafts: DraftSettings, state_bytes: int, left: int, *, cuda: bool) -> int:
-    """Return the number of slots in the state memory for the states between draft tokens.
+    """Return the number of slots in the state memory for the states after draft tokens.
 
     They are enough for one sequence in each of two plans in flight. The number is 0 on a GPU, where
     draft tokens are computed in parallel. It is also 0 unless `--speculative always` is set,
@@ -492,9 +492,8 @@ def resolve_encoder(
 ) -> EncoderConfig:
     """Derive the vision encoder's settings. Models without one get no graphs for it.
 
-    cuda: the device is a GPU with compute capability `arch`.
-    half: the dtype has 16 bits.
-    beside: the language model's steps need some of the time.
+    cuda: the device is a GPU with compute capability `arch`. half: the dtype has 16 bits. beside:
+    the device also computes steps of a language model.
 
     Raises ConfigError if a setting is not possible.
     """

@@ -81,7 +81,6 @@ def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
 def _describe_images(
     config: EngineConfig, spec: FamilySpec, saved: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about images. They exist only for models with a vision encoder."""
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
@@ -103,7 +102,6 @@ def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
 def _describe_language(
     config: EngineConfig, kv: str, state_bytes: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about the language model. Servers that only encode images have none."""
     return (
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv),

@@ -57,8 +57,6 @@ class WorkersLost(Exception):
 
 
 class _Rank:
-    """A worker process and its channel."""
-
     def __init__(
         self, number: int, child: Child, channel: AsyncChannel[ToWorker, FromWorker], name: str
     ) -> None:
@@ -112,7 +110,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Pace:
-    """The slowest step so far, in seconds per token and patch. 0 before the first step."""
+    """The slowest step so far, in seconds per token and per patch. 0 before the first step."""
 
     slowest: float = 0.0
 

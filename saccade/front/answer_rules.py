@@ -111,7 +111,7 @@ def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
 def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
     """Yield a word's tokens at the start of a text and after a space.
 
-    As in vLLM, the second is left out unless it has the same length and a different first token.
+    As in vLLM, the second is included only if it has the same length and a different first token.
     """
     word = word.lstrip() or word
     plain = tuple(tokenizer.encode(word))

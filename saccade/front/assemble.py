@@ -176,7 +176,7 @@ def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, 
 
 
 def check_proven(spec: FamilySpec, folder: Path, settings: ParitySettings) -> None:
-    """Raise ConfigError for an architecture that no test covers, unless the user allows it."""
+    """Raise ConfigError if no test covers the architecture, unless the user allows it."""
     if not (name := spec.unproven):
         return
     if settings.parity == "auto":

@@ -130,8 +130,6 @@ _PART: Reader[ContentPart] = Reader(ContentPart)
 
 
 class _Content(Struct):
-    """A message's or a part's text, as undecoded JSON."""
-
     content: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
     reasoning_content: msgspec.Raw = msgspec.Raw()
@@ -235,7 +233,7 @@ def read_parts(
 
 
 def _reject_audio(message: object, place: str) -> None:
-    """Raise InvalidRequest with advice for the first audio part."""
+    """Raise InvalidRequest for the first audio part, with advice on how to send audio."""
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None

@@ -181,8 +181,6 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """The content of an image or file part."""
-
     url: Address
     inside: ImageURL | UploadedFile | None = None  # the object around the address
     uuid: str = ""
@@ -293,7 +291,6 @@ def _check_alone(part: SourcedPart, place: str, name: str) -> None:
 
 
 def _addresses(part: SourcedPart) -> dict[str, Address]:
-    """Return the part's addresses by field."""
     found: dict[str, Address] = {}
     if part.url is not None:
         found["url"] = image_url(part.url)

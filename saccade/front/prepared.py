@@ -72,7 +72,7 @@ class AnswerFollower(Protocol):
         ...
 
     def end(self, prepared: PreparedRequest, ready: Ready) -> None:
-        """This is called when all answers have finished without an error."""
+        """Record that all answers have finished without an error."""
         ...
 
 

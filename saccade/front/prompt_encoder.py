@@ -352,7 +352,8 @@ class PromptEncoder:
         return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raise InvalidRequest for a text that is too long however it is tokenized."""
+        """Raise InvalidRequest for a text that cannot fit in the context, however it is tokenized.
+        """
         least = -(-len(text) // self._tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"
@@ -367,7 +368,6 @@ def takes_long(request: GenerationRequest) -> bool:
 
 
 def _replaced(text: str, starts: Sequence[int], length: int, replacements: Sequence[str]) -> str:
-    """Replace the `length` characters at `starts[k]` by `replacements[k]`, for each k."""
     ends = [0, *(start + length for start in starts)]
     between = [text[end:start] for end, start in zip(ends, [*starts, len(text)])]
     return "".join(piece for pair in zip(between, [*replacements, ""]) for piece in pair)

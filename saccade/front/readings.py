@@ -63,10 +63,9 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedReadRequest:
-    """Prompts with a common prefix.
+    """Prompts with a common prefix, which differ only in the last text of the chat.
 
-    They differ only in the last text of the chat, where each entry of `tails` in turn replaces
-    `mark`.
+    In each of them, one of the `tails` replaces `mark`.
     """
 
     request: GenerationRequest
@@ -78,7 +77,7 @@ class SharedReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class WasRead:
-    """The pooled output of one prompt, and its token counts."""
+    """The pooled output of a prompt, and its token counts."""
 
     values: npt.NDArray[np.float32]  # float32 [C, width]
     tokens: int  # prompt tokens
@@ -313,7 +312,6 @@ def _prepared(
 
 
 def _sources(request: GenerationRequest) -> tuple[Source, ...]:
-    """Return the images of a request. Raises InvalidRequest for a video."""
     for video in request.chat.videos:
         raise InvalidRequest(
             f"{video.param}: videos are not read here: send frames as images", video.param

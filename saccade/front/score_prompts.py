@@ -106,7 +106,6 @@ CHATS = Scoring()
 
 
 def _ended(instruction: str) -> str:
-    """Add a full stop to an instruction, unless it ends with punctuation."""
     instruction = instruction.strip()
     if instruction and not unicodedata.category(instruction[-1]).startswith("P"):
         return f"{instruction}."

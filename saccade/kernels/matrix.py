@@ -58,7 +58,7 @@ Rows = torch.Tensor | Fp8Rows
 
 
 class Fp8Experts(NamedTuple):
-    """The FP8 matrices of E experts, each in the format of an Fp8Matrix."""
+    """The FP8 matrices of E experts, each stored as an `Fp8Matrix`."""
 
     values: torch.Tensor  # FP8 [E, out, in]
     scales: torch.Tensor  # float32 [E, out, groups]
@@ -350,7 +350,6 @@ def whole_rows(x: Rows) -> torch.Tensor:
 
 
 def _pad_parts(values: torch.Tensor, sizes: Sequence[int], more: int) -> torch.Tensor:
-    """Append `more` zero outputs to each part of values [out, ...]. sizes: outputs per part."""
     return torch.cat([F.pad(part, (0, 0, 0, more)) for part in values.split([*sizes])])
 
 

@@ -142,7 +142,6 @@ class Regions:
 
 
 def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
-    """Return a region as a box in pixels. Raises ImageError if it is not inside the image."""
     height, width = upright
     inside = 0 <= region.left < region.right <= width and 0 <= region.top < region.bottom <= height
     if inside:

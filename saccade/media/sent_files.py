@@ -134,7 +134,6 @@ class SentFiles:
             raise at(error, param) from error
 
     def _kind_of(self, data: bytes) -> FileKind | None:
-        """Return the kind of media for a document, or `None` for an image."""
         name = self._media.kinds.of_bytes(data)
         return None if name is None else cast(FileKind, self._media.kinds[name])
 
@@ -160,7 +159,6 @@ class SentFiles:
             raise at(error, source.param) from error
 
     def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
-        """Count the image tokens of a document's pages, in a prompt with `images` images in all."""
         if isinstance(found, ImageSource) or not found.images:
             return 0
         spec = self._media.spec
@@ -171,7 +169,8 @@ class SentFiles:
 
 
 def _image_in(data: bytes, source: SentFile) -> ImageSource:
-    """Return the source of a file that is an image. Raises InvalidRequest if it asks for a page."""
+    """Return the source of a file that is an image. Raises InvalidRequest if a page was requested.
+    """
     if source.page is not None:
         raise InvalidRequest(
             f"{source.param}: page is given, and the file is an image: leave page out",

@@ -234,7 +234,6 @@ def _unsupported(fields: Mapping[str, Any], config: AdapterConfig) -> Iterator[s
 def _check_shapes(
     path: Path, name: str, halves: Mapping[str, StoredHalf], shape: tuple[int, int]
 ) -> None:
-    """Raise CheckpointError unless an adapter's matrices fit the module's shape [out, in]."""
     if halves.keys() != {"A", "B"}:
         raise CheckpointError(f"{path}: {name} has lora_{min(halves)} alone")
     a, b = halves["A"].shape, halves["B"].shape
@@ -254,7 +253,6 @@ def _check_shapes(
 def _factors(
     path: Path, name: str, halves: Mapping[str, torch.Tensor], config: AdapterConfig
 ) -> Factors:
-    """Return one module's matrices. Raises CheckpointError if a value is not finite."""
     for half, tensor in halves.items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name}: lora_{half} has values that are no numbers")

@@ -44,7 +44,7 @@ class HeadsConfig:
 
 
 class CausalAttention:
-    """The projections of self-attention. Query, key and value are one matrix; it has `group`."""
+    """The projections of self-attention. Queries, keys and values share one matrix."""
 
     __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 

@@ -57,7 +57,10 @@ Rope = Callable[[torch.Tensor], Rotation]
 
 
 class Mixer(Protocol):
-    """Mixes tokens: attention, or a layer that replaces it. group: as in `nn.linear.Linear`."""
+    """Mixes tokens: attention, or a layer that replaces it.
+
+    group: as in `nn.linear.Linear`.
+    """
 
     @property
     def group(self) -> int: ...
@@ -123,7 +126,8 @@ class DecoderLayer(Generic[M]):
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map the residual stream [T, hidden], given and returned as the two terms of a sum.
+        """Map the residual stream [T, hidden]. Both the input and the result are two terms of a
+        sum.
 
         The next norm computes the sum as it normalises. `delta` is None if there is only one term.
         """

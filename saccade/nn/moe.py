@@ -166,7 +166,6 @@ def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> K
 def _load_separate(
     weights: Weights, name: str, shape: MoEShape, mine: LocalExperts
 ) -> tuple[Kept, Kept]:
-    """Load three matrices per expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
     outer, inner = (shape.width, shape.hidden), (shape.hidden, shape.width)

@@ -29,10 +29,10 @@ def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.nd
 
 
 def region_blocks(*regions: tuple[int, int, int, int]) -> np.ndarray:
-    """Return each token's block on a canvas [M], where a block is the pixels of one token.
+    """Return each token's block on a canvas, [M]. A block is the pixels of one token.
 
-    regions: stacked vertically, each a grid of equal views: (views down, views across, tokens down
-    per view, tokens across per view). Tokens are ordered by view.
+    regions: stacked vertically. Each is a grid of equal views: (views down, views across, tokens
+    down per view, tokens across per view). Tokens are ordered by view.
     """
     width = max(across * wide for _, across, _, wide in regions)
     found, above = [], 0

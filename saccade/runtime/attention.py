@@ -145,7 +145,7 @@ class PagedAttention:
         *,
         steady: bool = False,
     ) -> None:
-        """Layers with equal numbers and sizes of heads share one backend.
+        """Create the attention. Layers with equal numbers and sizes of heads share one backend.
 
         steady: whether decode steps of the same size make the same calls, so that these can be
         captured. It must hold for all layers.
@@ -172,9 +172,10 @@ class PagedAttention:
         return self._recurrence
 
     def repeats(self, batch: Batch) -> bool:
-        """Return True if a captured step of this size can be replayed for this batch: each row has
-        one token, and the calls are the same for all such batches. The calls read the rows' lengths
-        and pages from memory that `plan` fills.
+        """Return True if a captured step of this size can be replayed for this batch.
+
+        This requires that each row has one token, and that the calls are the same for all such
+        batches: they read the rows' lengths and pages from memory that `plan` fills.
         """
         single = len(batch.tokens) == len(batch.slots)
         if not (self.steady and single) or len(batch.splice_rows) or batch.kept:

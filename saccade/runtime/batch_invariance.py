@@ -75,7 +75,7 @@ def _scans_in_chunks(net: FamilyNet) -> bool:
 
 
 def _row_bits(net: FamilyNet, attention: Attention, batch: Batch) -> torch.Tensor:
-    """Compute a batch's states and logits, concatenated to [T, hidden + V]."""
+    """Compute the states and logits of a batch, concatenated to [T, hidden + V]."""
     attention.plan(batch)
     states = net.forward(batch, attention)
     return torch.cat((states, net.logits(states)), dim=1)

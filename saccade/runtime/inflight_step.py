@@ -167,7 +167,6 @@ class Step:
         return True
 
     def _late(self) -> bool:
-        """Return True if KV pages are being read and the step has waited for `LATE_SECONDS`."""
         reading = self._pages is not None and self._pages.is_reading
         return reading and time.monotonic() > self._begun + LATE_SECONDS
 

@@ -84,8 +84,8 @@ def _jump(
 def jumps(request: Request) -> bool:
     """Return True if forced tokens may be appended without sampling them.
 
-    With prompt logprobs they may not: if the whole output were forced, the prompt would not be
-    computed.
+    This is False for a request with prompt logprobs: if its whole output were forced, its prompt
+    would never be computed.
     """
     if request.prompt_logprobs is not None or request.rules != NO_RULES:
         return False

@@ -308,8 +308,8 @@ class GenerationScheduler:
     def take_cancel(self) -> bool:
         """Return True, once, if the plan of several steps in flight should be cancelled.
 
-        That is if a new request is waiting, or if a sequence in the plan has ended. Call this after
-        every message and result.
+        It should if a new request is waiting, or if a sequence in the plan has ended. Call this
+        after every message and result.
         """
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.left == 1 or flight.halted:
@@ -501,7 +501,6 @@ class GenerationScheduler:
                 self.waiting.put_back(sequence)
 
     def _decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Plan the row of the newest token, and the rows that parts add after it."""
         parts, row = self._parts_of(sequence), None
         for part in parts:
             row = row or part.decode(sequence, run, builder, parts)

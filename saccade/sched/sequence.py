@@ -34,8 +34,8 @@ Source = Literal["none", "pixels", "encoder"]
 
 
 class EncodedImage(NamedTuple):
-    """Why an image's embedding was missing, the source that it was encoded from, and which of its
-    tiles were new.
+    """How an image was encoded: why its embedding was missing, its source, and which tiles were
+    new.
     """
 
     missed: Missed
@@ -257,7 +257,8 @@ class Sequence:
     def shareable(self) -> int:
         """The number of leading tokens whose KV may come from the prefix cache.
 
-        It has no logprobs or pooled outputs, so prompt tokens that need these are computed.
+        Prompt tokens that need logprobs or pooled outputs are computed, since cached KV has
+        neither.
         """
         if self.scored >= self.prompt_length:
             return len(self.content.tokens)

@@ -62,7 +62,7 @@ class FormAnswer:
     def _without_calls(self, request: GenerationRequest, form: ToolFormat) -> dict[str, object]:
         """Return the request's sampling with tool calls forbidden.
 
-        The tools stay in the prompt, so that the same cached prefix is used whether calls are
+        The tools stay in the prompt, so that the cached prefix is the same whether calls are
         allowed or not.
         """
         tag = self._backend.token_to_id(form.opens)

@@ -26,9 +26,9 @@ LOOP_VALUES = 64
 
 
 class HostRow(NamedTuple):
-    """A row as read on the host: tokens [start, end) of the batch update the state at `line`.
+    """A row as read on the host: tokens [start, end) of the batch update the state in slot `line`.
 
-    fresh: the sequence starts here, with a state of zeros. keep: where to copy the state after it.
+    fresh: the sequence starts here, with a state of zeros. keep: the slot for a copy of its state.
     """
 
     line: int
@@ -237,7 +237,6 @@ def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
 
 
 def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return heads [T, Hk, D] normalised to length one, and repeated: [T, heads, D]."""
     x = x.to(_wide(x))
     x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LENGTH_EPS)
     return x.repeat_interleave(heads // x.shape[1], dim=1) if heads != x.shape[1] else x

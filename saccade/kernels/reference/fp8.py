@@ -1,10 +1,10 @@
 """FP8 (e4m3: four exponent bits, three mantissa bits): conversion, and matmuls with FP8 matrices,
 in plain PyTorch.
 
-Small batches are not quantised: reading the weights dominates their cost, and GPU kernels read
-these in 8 bits. Large batches are quantised, with separate scales per row, on devices with FP8
-matmuls (`torch`'s scaled matmuls). The choice depends only on the batch size. Tensors are copied as
-bytes because PyTorch has no index_copy_ for FP8.
+Small batches are not quantised: their cost is mostly reading the weights, which GPU kernels read in
+8 bits. Large batches are quantised, with separate scales per row, on devices with FP8 matmuls
+(`torch`'s scaled matmuls). The choice depends only on the batch size. Tensors are copied as bytes
+because PyTorch has no index_copy_ for FP8.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Header parsers for TIFF, WebP, JPEG 2000 and ICO. They replace Pillow, which does more work to
-open
-these files: it lists every TIFF strip, allocates the WebP canvas, and decodes the icon. Runs in
-image workers only.
+"""Header parsers for TIFF, WebP, JPEG 2000 and ICO. Runs in image workers only.
 
-Malformed bytes can make a parser raise any exception.
+They replace Pillow, which does more work to open these files: it lists every TIFF strip, allocates
+the WebP canvas, and decodes the icon. Malformed bytes can make a parser raise any exception.
 """
 
 from __future__ import annotations
@@ -48,7 +46,6 @@ def exif_orientation(image: PIL.Image.Image) -> int:
 
 
 def _read_tiff(data: Encoded) -> Probe:
-    """Read width, height and orientation from the first directory."""
     order = "<" if data[:2] == b"II" else ">"
     is_big = data[2:4] in (b"+\0", b"\0+")  # BigTIFF has 64-bit offsets
     (directory,) = struct.unpack_from(order + ("Q" if is_big else "I"), data, 8 if is_big else 4)
@@ -66,7 +63,6 @@ def _read_tiff(data: Encoded) -> Probe:
 
 
 def _read_webp(data: Encoded) -> Probe:
-    """Read the size of the canvas and the orientation from the chunks."""
     size: tuple[int, int] | None = None  # (width, height)
     alpha, frames = False, 0
     notes = PIL.Image.Image()

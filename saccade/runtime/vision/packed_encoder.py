@@ -95,7 +95,6 @@ class PackedEncoder:
     def _pieces(
         self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid], *, plain: bool
     ) -> Generator[int, None, list[torch.Tensor]]:
-        """Encode pack by pack, without graphs if `plain` is true."""
         facts = [self._positions.facts(grid) for grid in grids]
         embeddings: list[torch.Tensor] = []
         for pack in self.packs([fact.num_patches for fact in facts]):

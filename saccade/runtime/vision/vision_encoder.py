@@ -76,8 +76,8 @@ class Stopwatch:
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """Images that are encoded together, and their progress. Costs are in patch-blocks: patches
-    times blocks of the vision encoder.
+    """Images that are encoded together, and their progress. Costs are in patch-blocks: the number
+    of patches times the vision encoder's blocks.
 
     `cost` and `spent` are equal on all ranks, so that the encoding ends in the same step on all of
     them. `done` and `following` concern this rank.
@@ -315,7 +315,6 @@ class VisionEncoder:
         self._encoder.close()
 
     def _gather(self, encoding: Encoding) -> list[torch.Tensor]:
-        """Gather the embeddings of all ranks, in the order of `encoding.encodes`."""
         spec, shard, encodes = self._spec, self._shard, encoding.encodes
         patches = [encode.patches for encode in encodes]
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]

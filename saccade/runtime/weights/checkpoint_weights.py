@@ -237,7 +237,6 @@ def check_tower(policy: QuantPolicy, net: Net) -> Net:
 
 
 def _warn_of(unused: Sequence[str], folder: Path) -> None:
-    """Log a warning about tensors of the checkpoint that no layer uses."""
     if unused:
         logger.warning(
             "%s: %d tensors belong to no layer and are ignored: %s",

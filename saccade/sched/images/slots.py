@@ -121,7 +121,7 @@ class PixelSlots:
         return slot
 
     def keep_pixels(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Keep a slot's pixels for `key`. The slot is no longer in use."""
+        """Release a slot, but cache its pixels under `key` until space is needed."""
         assert key not in self._kept
         self.bytes_in_use -= slot.nbytes
         self._kept[key] = slot
