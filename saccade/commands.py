@@ -310,9 +310,6 @@ def _translate_options(arguments: Sequence[str]) -> list[str]:
 
 
 def _configured(arguments: Sequence[str]) -> Iterator[Env | Toml]:
-    """Yield the other sources of options by priority: the environment, then the file of
-    --config.
-    """
     yield Env("SACCADE_", command=False, show=False)
     for word, after in zip(arguments, (*arguments[1:], "")):
         name, equals, value = word.partition("=")

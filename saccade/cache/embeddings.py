@@ -48,8 +48,8 @@ class Popularity:
     def use(self, key: ImageKey, cached: int) -> None:
         """Count a sequence that contains the image `key`. cached: the number of images cached now.
 
-        At most `USES_PER_CACHED_IMAGE` new keys per cached image are added before all counts are
-        halved, which bounds the size of the table.
+        After `USES_PER_CACHED_IMAGE` new keys per cached image, all counts are halved. This bounds
+        the size of the table.
         """
         self._counts[key] = self._counts.get(key, 0.0) + 1.0
         self._since += 1

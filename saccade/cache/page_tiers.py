@@ -1,4 +1,4 @@
-"""The interface of the tiers below the page pool, which store KV pages and states by hash."""
+"""The interface of the tiers below the page pool. They store KV pages and states by hash."""
 
 from __future__ import annotations
 

@@ -337,11 +337,11 @@ class QuantizationSettings(SharedOptions):
 
     quantization: QuantizationMode = basic("auto")
     """Bits of the language model's matrices. auto: the checkpoint's own bits if the device supports
-    them. int8, int4 (on a cpu): quantise the matrices at load. none: keep everything in the data
+    them. int8, int4 (on a cpu): quantize the matrices at load. none: keep everything in the data
     type of --dtype.
     """
     quantization_tower: TowerQuantization = "none"
-    """Bits of the vision encoder's matrices (on a cpu). int8: quantise them at load and round
+    """Bits of the vision encoder's matrices (on a cpu). int8: quantize them at load and round
     activations to 8 bits. That takes half the bytes and costs a little accuracy.
     """
 
@@ -353,7 +353,7 @@ class QuantizationSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class SwitchSettings(SharedOptions):
-    """Optimisations that benchmarks can disable to measure their effect."""
+    """Optimizations that benchmarks can disable to measure their effect."""
 
     position_cache: bool = tuned(
         True, "For benchmarks. false: compute positions anew for each image, not once per size."

@@ -226,11 +226,10 @@ def largest(encoder: EncoderConfig) -> int:
 def least_embedding_bytes(
     caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """Return the minimum size of the embedding cache, which is reserved before KV pages are
-    allocated.
+    """Return the minimum size of the embedding cache if no option sets it. It is reserved before KV
+    pages.
 
-    This is the size of the largest image, or less if memory is short. It applies if no option sets
-    the cache's size.
+    This is the size of the largest image, or less if memory is short.
     """
     if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0

@@ -180,7 +180,6 @@ class Section:
 
 
 def _is_finite(value: object) -> bool:
-    """Return True if `value` is a number that can be converted to a finite float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -239,7 +238,7 @@ class Checkpoint:
         return tuple(dict.fromkeys(found))
 
     def _tokenizer_eos(self) -> list[int]:
-        """Look up the id of tokenizer_config.json's `eos_token` among the added tokens."""
+        """Look up the id of `eos_token` from tokenizer_config.json among the added tokens."""
         settings = read_json(self.folder / "tokenizer_config.json", required=False)
         token = settings.data.get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token

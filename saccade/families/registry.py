@@ -108,7 +108,6 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
 
 
 def _check_quantization(config: Section) -> None:
-    """Raise CheckpointError unless a plugin can read the quantised matrices."""
     checks = import_field(lambda plugin: plugin.checkpoints.quantization)
     if not checks:
         raise CheckpointError(f"{config.where}: no installed plugin reads quantised checkpoints")
@@ -164,7 +163,7 @@ def resolve_checkpoint(
 
 
 def _may_be(each: CheckpointFormat, model: str, tower_file: str | None) -> bool:
-    """Return True if a model may have this format, so that the plugin's module must be imported."""
+    """Return True if the plugin's module must be imported to check whether a model has this format."""
     path = Path(model).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         return any(path.glob(f"*{each.suffix}"))

@@ -2,7 +2,7 @@
 
 This module has the rules that apply to every field: null means "not given", 8.0 is accepted for 8,
 integers have 64 bits, and images and videos are addressed by URL, uploaded file or base64. Errors
-have msgspec's messages, prefixed by the path of the field, which is also in `param`.
+have msgspec's messages, prefixed by the path of the field. `param` has this path, too.
 `unread_fields.py` decides about names that no class declares.
 """
 

@@ -80,8 +80,8 @@ class ImageURL(Pixels, kw_only=True):
 class UploadedFile(Pixels, kw_only=True):
     """An image uploaded with POST /v1/files, or inline in `file_data` as a data: URL or base64.
 
-    In a part of type file, it may also be a PDF, which is shown as one image per page, or a single
-    `page` of it.
+    In a part of type file, it may also be a PDF. A PDF is shown as one image per page, or only its
+    `page`.
     """
 
     file_id: str | None = None
@@ -181,6 +181,8 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
+    """The content of an image or file part."""
+
     url: Address
     inside: ImageURL | UploadedFile | None = None  # the object around the address
     uuid: str = ""

@@ -383,8 +383,8 @@ class RequestManager:
         """Yield updates of all answers as they arrive, until each answer has had its last.
 
         Answers are numbered through the `n` answers to each prepared request in turn. With
-        `streamed` False, an update may cover several tokens, which is cheaper. Close the iterator
-        early (`contextlib.aclosing`) to abort unfinished answers.
+        `streamed` False, updates may cover several tokens, to save work. Close the iterator early
+        (`contextlib.aclosing`) to abort unfinished answers.
 
         Raises the RequestError with which an answer failed.
         """
@@ -581,7 +581,8 @@ class RequestManager:
     async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
         """Send an image's pixels to the engine.
 
-        On an error, report it instead, which ends every request with this image.
+        Reports an error instead if there is one. The engine then ends every request with this
+        image.
         """
         try:
             names = await self.intake.media.bring(key, slot)

@@ -140,8 +140,10 @@ def identify(
 async def identify_soon(
     digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
 ) -> SizedImage:
-    """Call `identify` without blocking the event loop. It runs on a thread if the model has its own
-    preprocessing operation, which may query another process for the size.
+    """Call `identify` without blocking the event loop.
+
+    A model's own preprocessing operation may query another process for the size. In this case, it
+    runs on a thread.
     """
     name = partial(identify, digest, probe, budget, salt, spec)
     if spec.sample.own is None:

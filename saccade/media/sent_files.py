@@ -85,10 +85,9 @@ class SentFiles:
         that occurs several times is read once.
 
         Before pages are read, `fits` is called with the number of image tokens of each file, and
-        may raise. `others` is the number of the prompt's other images, which the budget of each
-        page may depend on. Raises ImageError, TooLarge, NotFound or Overloaded, as `Media.open`
-        does, and the exceptions of `fits`. Damaged images are only detected when their source is
-        opened.
+        may raise. `others` is the number of the prompt's other images. The budget of each page may
+        depend on it. Raises ImageError, TooLarge, NotFound or Overloaded, as `Media.open` does, and
+        the exceptions of `fits`. Damaged images are only detected when their source is opened.
         """
         media = self._media
         media.check_count(len(sources), sources[-1].param)
@@ -169,8 +168,7 @@ class SentFiles:
 
 
 def _image_in(data: bytes, source: SentFile) -> ImageSource:
-    """Return the source of a file that is an image. Raises InvalidRequest if a page was requested.
-    """
+    """Return the source of a file that is an image. Raises InvalidRequest if a page was requested."""
     if source.page is not None:
         raise InvalidRequest(
             f"{source.param}: page is given, and the file is an image: leave page out",

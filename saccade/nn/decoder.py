@@ -1,5 +1,5 @@
 """The language models of the Qwen-VL families: Qwen2 (biases on query, key and value) and Qwen3
-(normalised queries and keys), the latter also with experts.
+(normalized queries and keys), the latter also with experts.
 
 Rotary tables are computed once per forward pass and shared by all layers. Only rows whose logits
 are requested go through the final norm and the head.
@@ -129,7 +129,7 @@ class DecoderLayer(Generic[M]):
         """Map the residual stream [T, hidden]. Both the input and the result are two terms of a
         sum.
 
-        The next norm computes the sum as it normalises. `delta` is None if there is only one term.
+        The next norm computes the sum as it normalizes. `delta` is None if there is only one term.
         """
         normed: Rows
         if delta is None:

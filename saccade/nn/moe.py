@@ -82,7 +82,7 @@ class SparseMLP:
 
     __slots__ = ("experts", "ops", "router", "top")
 
-    group = 0  # the router needs unquantised rows
+    group = 0  # the router needs unquantized rows
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.ops = shape.top, weights.ops
@@ -153,7 +153,7 @@ def _load_fused(
 
 
 def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> Kept:
-    """Load one matrix [out, in] per expert, which concatenates `parts` by outputs."""
+    """Load one matrix [out, in] per expert. Its outputs are those of `parts`, concatenated."""
     if (kept := weights.load_experts(parts, turned)) is not None:
         return kept
     matrices: list[Matrix] = []

@@ -214,8 +214,9 @@ class PagedAttention:
         return self._backends[layer](q, self._caches[layer])
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """Cache `latents`, and attend with all query heads to the single head of cached latents,
-        which are both keys and values.
+        """Cache `latents`, and attend to them with all query heads.
+
+        Cached latents are one head of both keys and values.
         """
         cache = self._caches[layer]
         cache.keys.index_copy_(0, self._out_slots, latents.unsqueeze(1))

@@ -1,12 +1,12 @@
 """Converts plans to tensors: the worker's state of each slot, and the input buffers of a step.
 
-A plan's row is one sequence's part of a step. A row that decodes has one input token, which the
-previous step sampled and has not yet reported to the scheduler. The sampled tokens are kept on the
-device, so that the host can start the next step before it receives them.
+A plan's row is one sequence's part of a step. A row that decodes has one input token. The previous
+step has sampled it, and may not have reported it to the scheduler yet. The sampled tokens are kept
+on the device, so that the host can start the next step before it receives them.
 
 A slot stores the data that only a sequence's first plan contains: prompt tokens, rotary positions
-and KV pages. The numbers of a step are written to one staging buffer, which is sent to the device
-in one copy.
+and KV pages. The numbers of a step are written to one staging buffer, and sent to the device in one
+copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ separately.
 """
 NO_SNAPSHOTS: Mapping[int, int] = MappingProxyType({})
 ROW_TOKENS = 8
-"""A frame has space for one prefill row per this many tokens."""
+"""A padded shape has space for one prefill row per this many tokens."""
 
 
 class Frame(NamedTuple):
@@ -226,10 +226,10 @@ class SampledRequests(NamedTuple):
 
 
 class Staging:
-    """The staging buffer: `words` x 8 bytes on the device, which are copied from host memory.
+    """The staging buffer: `words` x 8 bytes on the device, and host memory to fill.
 
-    On a CPU, device and host memory are the same. On a GPU, each plan in flight has its own pinned
-    host memory.
+    On a CPU, both are the same memory. On a GPU, each plan in flight has its own pinned host
+    memory.
     """
 
     def __init__(self, words: int, device: torch.device) -> None:
@@ -350,8 +350,10 @@ class Batcher:
         return len(self._table.lists[slot]) * self._page_size
 
     def singles(self, places: Mapping[int, int], tokens: Sequence[int]) -> Batch:
-        """Build a batch with one token for each slot in `places`, which has the token's index in
-        its sequence. It is independent of the plan's batch and does not use the staging buffer.
+        """Build a batch with one token for each slot.
+
+        places: the index in its sequence of each slot's token. The batch is independent of the
+        plan's, and does not use the staging buffer.
         """
         positions, kept = [], []
         for slot, place in places.items():
@@ -563,7 +565,7 @@ def compute_offsets(others: Sequence[int], frame: Frame) -> list[int]:
 
 def pad_splices(shown: Integers, frame: Frame, end: int) -> Integers:
     """Pad `shown`, the batch indices of image rows, to the number in `frame`, with the indices of
-    padding tokens, which start at `end`.
+    padding tokens, from `end` on.
 
     The padding is spread over all padding tokens, because adding many rows to one token is slow.
     """

@@ -1,8 +1,8 @@
 """Tests batch invariance before the first request: whether the results of a row are bit-identical
 with any other rows in the batch.
 
-The entire network computes several representative steps. Their rows are padding, which is written
-to the dummy KV page and attends to no keys.
+The entire network computes several representative steps. All of their rows are padding: they write
+to the dummy KV page and attend to no keys.
 """
 
 from __future__ import annotations

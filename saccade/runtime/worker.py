@@ -288,7 +288,7 @@ class Worker:
 
     @property
     def captures(self) -> bool:
-        """True if CUDA graphs were captured, which contain the addresses of KV pages."""
+        """True if CUDA graphs were captured. Graphs contain the addresses of KV pages."""
         return self._graphs is not None
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
@@ -307,7 +307,7 @@ class Worker:
         extras = any(row.extras for row in rows)
         logits: torch.Tensor | None = None
         if self._graphs and frame:
-            states = self._graphs.run(frame, batch.embeddings)  # [tokens of the frame, hidden]
+            states = self._graphs.run(frame, batch.embeddings)  # [tokens of `frame`, hidden]
         elif self.recorded and not extras and (found := self.recorded.run(batch)) is not None:
             states, *rest = found
             logits = rest[0] if rest else None

@@ -4,14 +4,14 @@ It decides about sequences, slots and pages. It works with lengths, keys and tok
 tensors, bytes or text. `image_scheduler.py` schedules images, and `turns.py` orders waiting
 sequences.
 
-    add -> plan -> plan -> apply -> plan -> apply ...      (up to two plans in flight)
+add -> plan -> plan -> apply -> plan -> apply ... (up to two plans in flight)
 
 A plan refers to tokens by position. So the next plan can be made before the values of the tokens
 that the plan in flight samples are known. If such a token ends the output, the next plan's row for
 the sequence is wasted, and its result is ignored.
 
 Each step takes running sequences, the oldest first: one token for each decoding sequence, then
-chunks of prompts within the token budget, which clients share, then new sequences in the order of
+chunks of prompts within a token budget that clients share. New sequences follow in the order of
 their turns. An older sequence may preempt the youngest ones to get their pages, so that the oldest
 always makes progress. Sequences that wait for images do not delay the others.
 """

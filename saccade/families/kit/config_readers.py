@@ -272,8 +272,9 @@ def _torch_release() -> tuple[int, int]:
 
 
 def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
-    """Raise CheckpointError unless an image's side is a whole number of tokens, which are merge x
-    merge patches each.
+    """Raise CheckpointError unless an image's side is a whole number of tokens.
+
+    A token is merge x merge patches.
     """
     if min(side, patch, merge) < 1 or side % (patch * merge):
         raise CheckpointError(

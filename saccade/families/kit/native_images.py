@@ -78,8 +78,10 @@ class ImageRules:
         return whole(size, self.grid(*size), self.resample)
 
     def settings(self, family: str, recipe: PreprocessParams) -> bytes:
-        """Return the fingerprint of the preprocessing. The bounds are not included, since they only
-        affect the resized size, which is.
+        """Return the fingerprint of the preprocessing.
+
+        The bounds are not included, because they only affect the resized size, and that is
+        included.
         """
         unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
         return fingerprint(unit, self.resample, recipe)

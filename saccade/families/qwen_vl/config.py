@@ -70,8 +70,8 @@ def read_variant(config: Section) -> Variant:
 
 
 def read_vision(variant: Variant, config: Section, vision: Section, out: int) -> VisionConfig:
-    """Read the vision encoder. `out` is the language model's hidden size, which its output must
-    have.
+    """Read the vision encoder. The size of its outputs must be `out`, the language model's hidden
+    size.
 
     Raises CheckpointError.
     """

@@ -2,9 +2,9 @@
 with a PIL image. Runs in image workers only.
 
 The reference is `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
-bicubic, bilinear or Lanczos interpolation on uint8, which
-`torchvision.transforms.v2.functional.resize` calls. (Lanczos requires torchvision 0.27. With
-earlier versions and on GPUs, transformers' `TorchvisionBackend.resize` uses bicubic instead.) If a
+bicubic, bilinear or Lanczos interpolation on uint8, as called by
+`torchvision.transforms.v2.functional.resize`. (Lanczos requires torchvision 0.27. With earlier
+versions and on GPUs, transformers' `TorchvisionBackend.resize` uses bicubic instead.) If a
 processor supports only Pillow's resizing, Saccade uses Pillow too. The conversion to RGB is the
 same as in transformers' image processors: transparency (an alpha channel or a tRNS chunk) is
 blended over white. (transformers' `load_image(url)` drops the alpha channel instead.) JPEG's draft
@@ -233,8 +233,8 @@ def _plain_png(data: memoryview) -> bytes | None:
     """Return an 8-bit RGB or RGBA image as a PNG file with only its header and pixels. Returns
     `None` if it has another format, or is interlaced, animated or damaged.
 
-    Other chunks are removed because libspng has had bugs with some. Checksums are verified here
-    because libspng ignores wrong ones.
+    Other chunks are removed because libspng has had bugs with some. Checksums are verified because
+    libspng ignores wrong ones.
     """
     if bytes(data[: len(PNG_SIGNATURE)]) != PNG_SIGNATURE or bytes(data[24:29]) not in PNG_PLAIN:
         return None

@@ -38,8 +38,9 @@ WEBP_NOTE = 1 << 16
 def exif_orientation(image: PIL.Image.Image) -> int:
     """Return the orientation in an image's EXIF or XMP metadata, or 1 if there is none.
 
-    It calls the base class's method because Pillow's PNG class would decode the image, to find
-    metadata after the pixels. Here, the header already includes these chunks.
+    It calls the base class's method, because the method of Pillow's PNG class would decode the
+    image to find metadata after the pixels. `header.py` has already moved these chunks to the
+    front.
     """
     found = PIL.Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
@@ -161,7 +162,7 @@ def _read_icon(data: Encoded) -> Probe:
     else:
         (header,) = struct.unpack_from("<I", data, where)
         width, height = struct.unpack_from("<HH" if header == 12 else "<Ii", data, where + 4)
-        height = abs(height) // 2  # the mask is stored below the colours
+        height = abs(height) // 2  # the mask is stored below the colors
     return Probe("ICO", height, width, "RGBA", 1, 1)
 
 

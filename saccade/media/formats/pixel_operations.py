@@ -90,8 +90,8 @@ class OwnModule(Protocol):
     """The interface of a model family's module with a preprocessing operation."""
 
     def warm_up(self, argument: str, /) -> None:
-        """Load everything that `draw` needs. It is called before workers are forked, which cannot
-        open files.
+        """Load everything that `draw` needs. It is called before workers are forked, because these
+        cannot open files.
         """
         ...
 

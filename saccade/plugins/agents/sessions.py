@@ -1,9 +1,9 @@
-"""Sessions: conversations in which each request continues the one before, which allows predicting
-the next one.
+"""Sessions: conversations in which each request continues the one before, so that the next one can
+be predicted.
 
-Owns the sessions, their trim rules, and the trust in each client, all within limits. A request
-belongs to a session if it contains the session's last answer, and is from the same client with the
-same salt. Nothing is shared across salts.
+The numbers of sessions, of their trim rules, and of clients are limited. A request belongs to a
+session if it contains the session's last answer, and is from the same client with the same salt.
+Nothing is shared across salts.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ AttentionMaskInterface.register(NAME, shown_mask)
 
 
 class PromptAttention:
-    """Attention over one whole prompt, without pages, which records its calls. Implements
-    `nn.protocol.Attention`.
+    """Attention over one whole prompt, without pages. It records its calls.
+
+    Implements `nn.protocol.Attention`.
     """
 
     def __init__(self, text: TextFacts) -> None:

@@ -132,7 +132,6 @@ class AnyText:
     def _compare(
         self, trials: Sequence[trial.OwnAnswer], tower: AnyTower | None, spec: AnySpec
     ) -> None:
-        """Raise Unservable if the results of the trial prompts differ here."""
         device = self.embedding.weight.device
         batches = []
         for each in trials:
@@ -158,7 +157,6 @@ class AnyText:
             self._compare_step(each, batch.embeddings, spec)
 
     def _compare_step(self, own: trial.OwnAnswer, rows: torch.Tensor, spec: AnySpec) -> None:
-        """Raise Unservable if the result of the decode step after a prompt differs here."""
         assert own.step is not None, "its layers were run"
         prompt = own.prompt.followed_by(own.step.token)
         with watch(self.decoder) as watched:
@@ -171,7 +169,6 @@ class AnyText:
             raise Unservable("its logits of a decode step are not those of its own generate")
 
     def _same_logits(self, states: torch.Tensor, theirs: torch.Tensor) -> bool:
-        """Return True if the last token's logits equal the model's own, except for rounding."""
         return alike(self.logits(states[-1:])[0], theirs.float(), LOGITS[states.dtype])
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
@@ -217,7 +214,7 @@ class AnyText:
         return states
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `states` unchanged because they are normalised already."""
+        """Return `states` unchanged because they are normalized already."""
         return states
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -318,5 +315,5 @@ class AnyModel(FamilyModel):
         return {"pretrained_model_name_or_path": None, "config": config, "state_dict": found}
 
     def projection(self, _name: str) -> bool:
-        """Return False, because no matrix is quantised."""
+        """Return False, because no matrix is quantized."""
         return False

@@ -1,7 +1,7 @@
 """Checks whether a server's answers equal transformers' own.
 
-Owns the prompts, the child process that runs transformers' own `generate` (`reference.py`), and the
-comparison. The caller computes the server's answers. Does not import torch.
+A child process runs transformers' own `generate` (`reference.py`). The caller computes the server's
+answers. Does not import torch.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class AnySpec:
         return grid[0]
 
     def num_patches(self, grid: Grid) -> int:
-        """The rows of the canvas, which approximate the encoder's cost."""
+        """The rows of the canvas, as an approximation of the encoder's cost."""
         return grid[3]
 
     def expand_prompt(

@@ -1,7 +1,7 @@
 """Loads LoRA adapters from directories (`nn/adapter_files.py`) into a running network.
 
-Owns the numbers of the loaded adapters, and which slots use them. Anything unsupported is rejected
-before a change is made.
+It keeps track of the numbers of loaded adapters, and of the slots that use them. Anything
+unsupported is rejected before the network is changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Changes a worker's model between two steps, on all ranks or on none.
 
-Owns the released memory, and the path of the checkpoint whose weights are loaded.
+It keeps track of released memory, and of the checkpoint whose weights are loaded.
 """
 
 from __future__ import annotations

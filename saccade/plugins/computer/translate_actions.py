@@ -216,8 +216,8 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> Any:
 
 
 def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
-    """Return the screenshots, in order. Regions of the screen, which are the results of `zoom`, are
-    not screenshots, nor are the pages of documents.
+    """Return the screenshots, in order. Regions of the screen (results of `zoom`) and pages of
+    documents are not screenshots.
     """
     zoomed = {
         call.get("id")

@@ -1,8 +1,8 @@
 """Compiled equivalents of small PyTorch operations, for use in captured steps (`capture.py`), where
 the overhead of calling PyTorch exceeds the work of the operation.
 
-Results are bit-identical to PyTorch's. Operations without an equivalent here are left to PyTorch.
-The cosine is one of them, since PyTorch computes it with MKL.
+Results are bit-identical to PyTorch's. PyTorch runs all other operations, such as the cosine, which
+it computes with MKL.
 """
 
 from __future__ import annotations

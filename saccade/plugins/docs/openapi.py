@@ -2,7 +2,7 @@
 accept: operations have names, groups and summaries, lists have item types, and enum values have
 distinct names.
 
-The core and each plugin provide a `Description` of their operations. Independent of requests.
+The core and each plugin provide a `Description` of their operations.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _components(described: Sequence[Description]) -> Components:
 
 
 def _leave_out_unread(components: Components) -> None:
-    """Remove the fields that must be empty, and those that are ignored."""
+    """Remove fields that must be empty, and fields that are ignored."""
     unread = [components.pop(kind.__name__) for kind in (UnsupportedFields, IgnoredFields)]
     del components[SpokenAnswer.__name__]
     for shape in components.values():
@@ -118,7 +118,6 @@ def _raw(kind: type[Any]) -> dict[str, Any]:
 
 
 def _add_bounds(group: Schema) -> None:
-    """Add the bounds of sampling options."""
     bounds = {name: (least, most) for name, (_, least, most) in SAMPLING_BOUNDS.items()}
     bounds["max_tokens"] = (NO_LIMIT, bounds["max_tokens"][1])
     for name, (low, high) in bounds.items():

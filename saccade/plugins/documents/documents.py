@@ -1,8 +1,8 @@
 """Documents: PDFs whose pages a model sees as text, as images, or both.
 
-Owns the hashes of pages, and the metadata of files: the sizes of pages, their text, and the hashes
-of their images, so that a repeated file costs only a hash. A page's image is identified by the hash
-of its pixels, so the same page in two files is one image. Metadata are not shared between tenants.
+The metadata of files are cached (the sizes of pages, their text, and the hashes of their images),
+so that a repeated file costs only a hash. A page's image is identified by the hash of its pixels,
+so the same page in two files is one image. Metadata are not shared between tenants.
 `page_drawing.py` decides the size at which a page is drawn, and `document_pool.py` reads files.
 """
 
@@ -60,7 +60,7 @@ _NAMES = msgpack_decoder(list[Name])
 
 @dataclass(slots=True)
 class _Known:
-    """What is known about a file's pages. `None` means unknown or not requested."""
+    """Cached metadata of a file's pages. `None` means unknown or not requested."""
 
     texts: list[str] | None = None
     names: list[bytes] | None = None

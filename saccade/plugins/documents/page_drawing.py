@@ -1,7 +1,6 @@
 """Decides how a page is drawn: at which size, and which region of it is kept.
 
-Owns the scales. A region has a separate scale, so that it is drawn in more detail than the whole
-page.
+A region has a separate scale, so that it is drawn in more detail than the whole page.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class PageSize:
         return PageDrawing((rows, columns), Box(y, x, y + part[0], x + part[1]))
 
     def _usual(self, budget: Budget) -> float:
-        """Return the pixels per point, before the model's bounds are applied."""
         return PIXELS_PER_INCH[budget.detail] / POINTS
 
     def _box(self, region: ImageRegion) -> tuple[float, float, float, float]:

@@ -1,10 +1,10 @@
 """Gets an image's bytes by URL: `data:`, `http(s):`, or `file:` below one allowed directory.
 
-Owns the limits (bytes, seconds, redirects, hosts) and the connections. Concurrent fetches of one
-URL are combined (`single_flight.py`), and a fetch waits for its turn (`fairness.py`) before its
-timeout starts. `network.py` decides which addresses are allowed, `http_cache.py` caches responses
-as far as servers allow, and `content_coding.py` decodes them. Redirects are followed here, so that
-every hop is checked.
+Bytes, seconds, redirects and hosts are limited. Concurrent fetches of one URL are combined
+(`single_flight.py`), and a fetch waits for its turn (`fairness.py`) before its timeout starts.
+`network.py` decides which addresses are allowed, `http_cache.py` caches responses as far as servers
+allow, and `content_coding.py` decodes them. The fetcher follows redirects itself, so that every hop
+is checked.
 """
 
 from __future__ import annotations

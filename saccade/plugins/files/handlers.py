@@ -1,7 +1,7 @@
 """OpenAI's Files API: upload an image once, then refer to it by ID in any number of messages.
 Anthropic's clients are recognized by their header, and get Anthropic's format.
 
-Owns the format of files, and parses multipart bodies. `store.py` stores the files.
+This module has the formats of responses, and parses multipart bodies. `store.py` stores the files.
 """
 
 from __future__ import annotations
@@ -304,8 +304,9 @@ async def _parse(request: Request, body: object) -> FormData:
 
 
 def _no_room(error: OSError) -> StorageFull:
-    """Return the error for an upload that does not fit into the temporary directory, which stores
-    large uploads until they are complete.
+    """Return the error for an upload that is too large for the temporary directory.
+
+    Large uploads are stored there until they are complete.
     """
     log.warning("an upload failed: %s", error)
     return StorageFull(

@@ -192,7 +192,7 @@ def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
 
 
 def _has_word(name: str, word: str) -> bool:
-    """Return True if a file's name contains a quantisation. Q4_K does not match Q4_K_M."""
+    """Return True if a file's name contains a quantization. Q4_K does not match Q4_K_M."""
     return re.search(rf"(?<![a-z0-9_]){re.escape(word)}(?![a-z0-9_])", name, re.I) is not None
 
 

@@ -39,7 +39,7 @@ class Source:
     kind: str  # the vision encoder's projector type
 
     def check_width(self, name: str) -> int:
-        """Return the vision encoder's output width, which is the width of its tensor `name`.
+        """Return the vision encoder's output width: the width of its tensor `name`.
 
         Raises CheckpointError if the language model's width differs.
         """

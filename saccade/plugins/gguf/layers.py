@@ -146,7 +146,7 @@ class TowerNames:
     less_one: Collection[str] = ()  # tensors that are stored plus one
     # tensors with three dimensions; some converters omit dimensions of size 1
     three: Collection[str] = ()
-    patches: str | None = None  # the patch embedding, if it has interleaved colours
+    patches: str | None = None  # the patch embedding, if it has interleaved colors
     turned: Collection[str] = ()  # modules of a block whose heads have pairs in llama.cpp
 
     def __call__(self, file: GgufFile) -> NamedTensors:

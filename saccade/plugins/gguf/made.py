@@ -15,7 +15,7 @@ from saccade.plugins.gguf.header import GgufFile, TensorInfo
 
 Edit = Literal["none", "less one", "decay", "colours last"]
 """How values are changed. less one: subtract one. decay: log(-x). colours last: a patch's pixels
-[out, 3, height, width] become rows in which the three colours of a pixel are adjacent.
+[out, 3, height, width] become rows in which the three colors of a pixel are adjacent.
 """
 
 
@@ -61,7 +61,7 @@ def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> 
 
 
 def patch_matrix(tensor: TensorInfo) -> Made:
-    """Return a patch embedding as a matrix [out, height * width * 3], in which the three colours
+    """Return a patch embedding as a matrix [out, height * width * 3], in which the three colors
     of a pixel are adjacent.
     """
     shape = (tensor.shape[0], math.prod(tensor.shape[1:]))
@@ -81,7 +81,7 @@ def from_halves(heads: int, size: int, turned: int) -> Heads:
 
 
 def two_frames(file: GgufFile, tensor: TensorInfo) -> Made:
-    """Return a patch embedding of two frames, which are two tensors. Raises CheckpointError."""
+    """Return a patch embedding of two frames, made of two tensors. Raises CheckpointError."""
     frames = tensor, sibling(file, tensor, f"{tensor.name}.1")
     return Made(frames, (*tensor.shape[:2], 2, *tensor.shape[2:]), None)
 

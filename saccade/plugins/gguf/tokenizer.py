@@ -1,8 +1,8 @@
 """Creates tokenizer.json and tokenizer_config.json from a GGUF file's metadata.
 
-The field `tokenizer.ggml.pre` names the pre-tokenizer. Each known one is defined here as in the
-model's own tokenizer, with its normaliser. Unknown ones are rejected, because others would produce
-different tokens.
+The field `tokenizer.ggml.pre` names the pre-tokenizer. This module defines each known pre-tokenizer
+as in the model's own tokenizer, with its normalizer. Unknown ones are rejected, because any
+substitute would produce different tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rules:
 
     split: str | None  # a regular expression, or None for GPT-2's
     digits: bool = False  # split digits off first
-    normal: str | None = None  # the Unicode normalisation form
+    normal: str | None = None  # the Unicode normalization form
     whole: bool = False  # a piece that is a token is not split, even if the merges could split it
     # whether a plain text starts with the BOS token if the file does not specify it. None: the
     # model has no BOS token.

@@ -1,6 +1,6 @@
 """Compiles requested answer formats to grammars, once each.
 
-Owns the grammar texts that are sent to the engine's matchers, and their cache.
+The results are texts, which are cached and sent to the engine's matchers.
 """
 
 from __future__ import annotations

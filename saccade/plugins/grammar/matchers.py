@@ -1,7 +1,7 @@
 """The grammar state of sequences: the tokens allowed next, and forced tokens.
 
-Owns the matchers, which exist only in the engine process, their prototypes, and the mask for each
-sequence's next token.
+The engine process has a matcher for each sequence, and the mask for its next token. Matchers are
+copied from a prototype.
 """
 
 from __future__ import annotations

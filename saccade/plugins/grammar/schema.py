@@ -1,7 +1,7 @@
 """Prepares JSON schemas for grammars: checks them, and rewrites parts.
 
-Owns the limits on a schema, the list of unsupported keywords, and workarounds for two gaps of the
-library: schemas that only infinite documents satisfy, and `oneOf` with disjoint branches.
+It enforces limits, rejects unsupported keywords, and works around two gaps of the library: schemas
+that only infinite documents satisfy, and `oneOf` with disjoint branches.
 """
 
 from __future__ import annotations

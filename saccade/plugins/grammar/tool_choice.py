@@ -65,7 +65,7 @@ def _allowed(
     parallel: bool,
     answer: OutputConstraint | None,
 ) -> OutputConstraint:
-    """Allow calls to some of the tools only, which are optional (`auto`) or `required`."""
+    """Allow calls to only some of the tools. Calls are optional (`auto`) or `required`."""
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")

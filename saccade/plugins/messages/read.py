@@ -192,7 +192,7 @@ def message_request(
 
 
 def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
-    """Return the answer's format, from the newer or older field."""
+    """Return the required format of the answer, from the newer or the older field."""
     config = inquiry.output_config
     if config is not None and config.format is not None:
         return OutputConstraint("json", config.format.schema, "output_config.format.schema")
@@ -201,7 +201,6 @@ def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    """Return the `SamplingParams` fields that a request sets."""
     drawing = request.drawing
     given = {
         "max_tokens": max(1, drawing.max_tokens),
@@ -300,8 +299,6 @@ class _Content:
 
 
 class _Conversation:
-    """Messages as they are read."""
-
     def __init__(self, view: DocumentView, acting: ActionTool | None) -> None:
         """Start without messages. `view`: how documents are shown. acting: the computer or browser
         of the request, if any; later, one that occurs only in history.

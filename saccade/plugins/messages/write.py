@@ -1,6 +1,6 @@
 """Writes an answer in the format of Anthropic's API: stream events in order, and messages.
 
-Owns content blocks: the open block, and its content so far.
+A message consists of content blocks, of which one is open at a time.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     aliases = ["gpt-4o"]
     memory = "6GiB"                         # of this server
 
-Independent of processes and requests.
+Durations are numbers with a unit, such as 30s or 10m.
 """
 
 from __future__ import annotations
@@ -220,7 +220,6 @@ def estimated_bytes(model: str) -> int | None:
 
 
 def _hub_cache() -> Path:
-    """Return the Hub's cache directory, as huggingface_hub determines it."""
     if given := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(given).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -1,12 +1,11 @@
 """The servers of all models: which ones run, which requests wait for one, and which one must stop.
 
-    stopped -> starting -> ready -> stopping -> stopped
+stopped -> starting -> ready -> stopping -> stopped
 
 A server starts when a request waits for its model, and its memory fits the budget. To make space,
 idle servers are stopped, the least recently used first. If all are busy, the one that has run
 longest yields: its running requests finish, new ones wait, and it is started again later. A server
-in use is never stopped. Owns these states. Independent of HTTP, and for use in one event loop,
-without locks.
+in use is never stopped. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -266,7 +265,6 @@ class ModelPool:
             self._wake.set()
 
     def _impatient(self, model: ManagedModel) -> ModelUnavailable:
-        """Return the error for a request that has waited too long."""
         patience = f"{self._config.patience:g} s (patience)"
         if model.state == "starting":
             elapsed = monotonic() - model.started_at
@@ -308,7 +306,6 @@ class ModelPool:
         return self.budget if model.estimate is None else model.estimate
 
     def _size(self, model: ManagedModel) -> int:
-        """Return the memory that is currently attributed to the model's server, in bytes."""
         if model.state == "stopped":
             return 0
         if model.state == "starting":
@@ -404,14 +401,12 @@ class ModelPool:
         return model.ready_at + stay
 
     def _end_yielding(self) -> None:
-        """Reopen servers whose memory is no longer needed."""
         for model in self.models:
             if model.yielding and model.state == "ready":
                 model.yielding = False
                 self._admit(model)
 
     async def _stop_idle(self) -> None:
-        """Stop the servers that have been idle for too long."""
         if self._config.idle is None:
             return
         before = monotonic() - self._config.idle
@@ -421,7 +416,6 @@ class ModelPool:
         await self._stop_unused()
 
     async def _stop_unused(self) -> None:
-        """Stop the yielding servers that are not in use."""
         for model in self.models:
             if model.yielding and model.state == "ready" and not model.leases:
                 if await self._has_work(model):

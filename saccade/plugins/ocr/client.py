@@ -1,6 +1,6 @@
 """The client of an OCR run: finds the model, uploads PDFs, and sends one request per page.
 
-Classifies failures: one that would affect any page is a `ServerGone`.
+A failure that would affect all pages is raised as `ServerGone`.
 """
 
 from __future__ import annotations

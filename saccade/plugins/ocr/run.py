@@ -1,7 +1,6 @@
 """`saccade ocr`: converts pages of PDFs and images to Markdown, several at once, in order.
 
-Owns the run: the next page, the progress display, and the exit status. If a page fails, the others
-are still read.
+If a page fails, the others are still read.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _served(model: str | None, console: Console) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Outcome:
-    """A page's result. `read` is `None` if the page failed, for the reason `why`."""
+    """A page's result. `read` is `None` if the page failed. `why` is the reason."""
 
     title: str
     read: ReadPage | None = None
@@ -286,8 +285,6 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """One page of a file. among: whether the file has several."""
-
     file: GivenFile
     uploaded: Uploaded | None
     number: int

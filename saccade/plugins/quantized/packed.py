@@ -1,7 +1,7 @@
 """Matrices that are packed in several tensors (AWQ, GPTQ, compressed-tensors). They are found by
-the layers' names, read and checked, and then dequantised, or kept packed if there is a kernel.
+the layers' names, read and checked, and then dequantized, or kept packed if there is a kernel.
 
-Handles each matrix's tensors. `unpack.py` interprets the numbers.
+`unpack.py` unpacks the numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """OpenAI's computer tool: its action format, its items, and its declaration.
 
-Owns the names `computer`, `computer_use_preview` and `computer_use`. A call to `computer` has
-several actions (`actions`), one to `computer_use_preview` has one (`action`).
+The tool's type is `computer`, or one of the older names `computer_use_preview` and `computer_use`.
+A call to `computer` has several actions (`actions`), and a call to `computer_use_preview` has one
+(`action`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """POST /v1/responses, and stored responses: retrieve, list input items, delete, cancel.
 
-Owns the handlers, the response's body, and the responses in progress. `read.py` has the fields,
+This module also has the response's body, and the responses in progress. `read.py` has the fields,
 `items.py` the items, `write.py` the events, `store.py` the stored responses.
 """
 

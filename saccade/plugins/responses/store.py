@@ -1,8 +1,8 @@
 """Stored responses by ID, accessible to their clients, for a limited time and within a budget.
 
-Owns the stored responses and the order of eviction. A conversation is a chain of turns. Each turn
-is stored once, however many responses continue it, until the last of these is removed. Contents are
-JSON, which the store does not parse. For use in one event loop, without locks.
+A conversation is a chain of turns. Each turn is stored once, however many responses continue it,
+until the last of these is removed. Contents are JSON, which the store does not parse. Everything
+runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """POST /v1/embeddings, /v2/embed, /rerank and /score: requests that read a prompt, but generate
 nothing.
 
-Owns the handlers. `read.py` reads bodies, and `write.py` writes responses.
+`read.py` reads bodies, and `write.py` writes responses.
 """
 
 from __future__ import annotations

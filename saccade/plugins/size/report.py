@@ -32,7 +32,7 @@ HOPPER = 90
 class SizeInput:
     """The options of the command line.
 
-    bits: quantisation of the language model, the vision encoder, and the KV cache. limits:
+    bits: quantization of the language model, the vision encoder, and the KV cache. limits:
     --context-length, --max-running-requests, --max-total-tokens.
     """
 

@@ -118,7 +118,7 @@ class PackedEncoder:
 
     @property
     def captures(self) -> bool:
-        """True if graphs may have been captured, which contain the addresses of weights."""
+        """True if graphs may have been captured. Graphs contain the addresses of weights."""
         return self._graphs is not None
 
     def replace(self, net: TowerNet) -> None:

@@ -311,7 +311,7 @@ class VisionEncoder:
         return self._encoder.adapt()
 
     def close(self) -> None:
-        """Release the graphs, which use collectives."""
+        """Release the graphs. They use collectives, so call this before the ranks disconnect."""
         self._encoder.close()
 
     def _gather(self, encoding: Encoding) -> list[torch.Tensor]:
@@ -345,7 +345,7 @@ def is_fatal(error: Exception, device: torch.device) -> bool:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the reason for `StepResult.failed`, which is "" if memory ran out."""
+    """Return the reason for `StepResult.failed`: "" if memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return ""
     words = str(error).strip()

@@ -111,7 +111,7 @@ class TensorFiles:
 
 
 class TensorSlice(Protocol):
-    """One tensor in a file, which is read when it is indexed. The dtype is safetensors' name."""
+    """One tensor in a file. Indexing it reads the slice. The dtype is safetensors' name."""
 
     def get_shape(self) -> Sequence[int]: ...
     def get_dtype(self) -> str: ...

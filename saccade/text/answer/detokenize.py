@@ -1,4 +1,4 @@
-"""Incremental detokenisation, and stop strings.
+"""Incremental detokenization, and stop strings.
 
 Each update of a response contains only complete characters. Together, the updates are the text that
 decoding all tokens at once would return.

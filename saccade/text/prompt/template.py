@@ -132,7 +132,7 @@ def listed(encoding: Encoding, most: int | None = None) -> list[int]:
 
 
 class TooManyTokens(Exception):
-    """A text has at least `count` tokens, which is more than allowed."""
+    """A text has more tokens than allowed: at least `count`."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"at least {count} tokens")
@@ -281,7 +281,6 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> str:
-        """Render with the template `name`. Raises one of `_REFUSALS`."""
         return self._compiled[name].render(
             **variables,
             messages=messages,
@@ -447,7 +446,7 @@ def _read_backend(directory: Path, config: Mapping[str, Any]) -> Backend:
 
 
 def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
-    """Add the tokens that tokenizer.json does not have, ordered by id."""
+    """Add the tokens that tokenizer.json lacks, ordered by id."""
     known = backend.get_added_tokens_decoder()
     late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
     for _, token in late:

@@ -151,7 +151,7 @@ class EmbedderConfig:
 
     @property
     def cuts(self) -> Divisible:
-        """Return the no-op divisor 1, since every rank has the whole embedder."""
+        """The divisor 1, because every rank has the whole embedder."""
         return ((1, "image embedder"),)
 
 
@@ -229,7 +229,6 @@ def _experts(text: Section, layers: int) -> ExpertsConfig:
 
 
 def _silent(config: Section, text: Section, vocab: int) -> Silent:
-    """Return the placeholder tokens of images, videos and audio."""
     padding = text.integer("pad_token_id", default=0)
     if not 0 <= padding < vocab:
         raise CheckpointError(

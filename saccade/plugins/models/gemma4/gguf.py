@@ -142,8 +142,9 @@ def text_config(fields: MetadataFields, tensors: Collection[str]) -> dict[str, A
 
 
 def _ropes(fields: MetadataFields) -> dict[str, Any]:
-    """Return both rotary embeddings. The fraction of factors equal to 1 is the rotated fraction of
-    heads in layers with full attention.
+    """Return both rotary embeddings.
+
+    In layers with full attention, heads are partly rotated: by the fraction of factors that are 1.
     """
     factors = floats_in(fields.file, fields.tensor(FACTORS))
     return {

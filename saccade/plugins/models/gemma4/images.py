@@ -68,7 +68,6 @@ class BudgetRules:
         return self._canvas(*fit(height, width, budget, self.unit))
 
     def _canvas(self, rows: int, columns: int) -> PreprocessParams:
-        """Return the parameters for a canvas of `rows` x `columns` tokens."""
         canvas = whole((rows * self.unit, columns * self.unit), (rows, columns))
         return replace(canvas, resample=self.resample)
 

@@ -109,7 +109,9 @@ def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int
 
 
 def _own_fields(layers: Section, at: int) -> Section:
-    """Return the fields of one layer, whose key may have leading zeros. Raises CheckpointError."""
+    """Return the fields of one layer, whose key in the file may have leading zeros. Raises
+    CheckpointError.
+    """
     if strange := [key for key in layers.data if not key.isdecimal()]:
         raise CheckpointError(f"{layers.where}: {strange[0]!r} is no number of a layer")
     return layers.section(next((key for key in layers.data if int(key) == at), str(at)))

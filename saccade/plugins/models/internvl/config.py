@@ -75,7 +75,7 @@ def read_kind(config: Section) -> str:
 
 
 def _filled(config: Section, part: str) -> Section:
-    """Return a section, or the whole file for "config", with the defaults of its model type."""
+    """Return a section with the defaults of its model type. "config" stands for the whole file."""
     section = config if part == "config" else config.section(part)
     return section.filled(ABSENT[read_kind(config)].get(part, {}))
 

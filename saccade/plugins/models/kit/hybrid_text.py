@@ -91,7 +91,6 @@ def hybrid_cuts(text: TextConfig, delta: DeltaConfig) -> Divisible:
 
 
 def _layers(text: Section, count: int) -> tuple[bool, ...]:
-    """Return whether each layer has full attention."""
     if names := read_layer_types(text, count, (FULL, LINEAR)):
         full = tuple(name == FULL for name in names)
     else:

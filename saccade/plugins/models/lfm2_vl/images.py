@@ -34,9 +34,9 @@ class ThumbnailRules:
     """Implements `ImageLayout` and `TileLayout`.
 
     A view of the whole image has `least` to `most` tokens. An image with more than `tolerance`
-    times `most` is divided into `fewest` to `tiles_at_most` tiles of `tile` x `tile` pixels, which
-    precede the view of the whole image, if `thumbnail` is set. A token is merge x merge patches of
-    `patch` x `patch` pixels.
+    times `most` is divided into `fewest` to `tiles_at_most` tiles of `tile` x `tile` pixels. If
+    `thumbnail` is set, the view of the whole image follows the tiles. A token is merge x merge
+    patches of `patch` x `patch` pixels.
 
     An image's grid is the whole image's rows and columns of tokens (0 without a thumbnail), and
     with tiles also their rows and columns. On the canvas, the grid of tiles is above the whole

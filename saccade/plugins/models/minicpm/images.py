@@ -262,7 +262,6 @@ def _resample(processor: Section) -> Resample:
 
 
 def _upsize(processor: Section) -> str:
-    """Return one of `UPSIZES`."""
     upsize = processor.text("small_image_upsize", default="always")
     if upsize not in UPSIZES:
         raise CheckpointError(

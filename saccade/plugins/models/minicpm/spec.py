@@ -199,7 +199,7 @@ def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
 
 
 def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
-    """Raise CheckpointError if the tokenizer's markers are not those in config.json."""
+    """Raise CheckpointError if the tokenizer's markers differ from those in config.json."""
     (image_start,), (image_end,), line = placeholder.before, placeholder.after, placeholder.line
     slice_start, slice_end = placeholder.slice
     for name, token in (

@@ -84,9 +84,10 @@ class SplitRules:
         return self._recipe(longest_edge(size, edge), (side, side))
 
     def _recipe(self, resized: Size, cut: Size) -> PreprocessParams:
-        """Return the preprocessing parameters.
+        """Return the preprocessing parameters for an image that is resized to `resized`, then to
+        whole tiles.
 
-        resized: the image's size before it is resized to whole tiles. cut: its size afterwards.
+        cut: the size in whole tiles.
         """
         side, resample = self.side, self.resample
         if not self.split or cut == (side, side):
