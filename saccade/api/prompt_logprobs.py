@@ -226,7 +226,9 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def _missing(self) -> Iterator[None]:
-        """Yield entries for the last tokens. They are not computed if the answer can only be empty."""
+        """Yield entries for the last tokens. They are not computed if the answer can only be
+        empty.
+        """
         yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))
 
     def _read(self) -> Iterator[tuple[list[int], list[float], int]]:

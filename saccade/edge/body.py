@@ -150,7 +150,9 @@ class Bodies:
 
 
 class BodyWatcher(Protocol):
-    """Examines a body while it arrives, to start work before its end (`plugin.Http.body_watcher`)."""
+    """Examines a body while it arrives, to start work before its end
+    (`plugin.Http.body_watcher`).
+    """
 
     def feed(self, piece: bytes) -> None:
         """Examine the next bytes. This runs on the event loop, so it must not block."""

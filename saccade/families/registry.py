@@ -163,7 +163,9 @@ def resolve_checkpoint(
 
 
 def _may_be(each: CheckpointFormat, model: str, tower_file: str | None) -> bool:
-    """Return True if the plugin's module must be imported to check whether a model has this format."""
+    """Return True if the plugin's module must be imported to check whether a model has this
+    format.
+    """
     path = Path(model).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         return any(path.glob(f"*{each.suffix}"))

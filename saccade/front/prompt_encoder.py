@@ -352,7 +352,9 @@ class PromptEncoder:
         return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raise InvalidRequest for a text that cannot fit in the context, however it is tokenized."""
+        """Raise InvalidRequest for a text that cannot fit in the context, however it is
+        tokenized.
+        """
         least = -(-len(text) // self._tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"

@@ -147,7 +147,9 @@ class Alter:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Hold new requests in the queue. The engine answers with `Altered` once it computes nothing."""
+    """Hold new requests in the queue. The engine answers with `Altered` once it computes
+    nothing.
+    """
 
     id: int
     # requests in flight: fail them with an error, finish them first, or freeze them until `Resume`

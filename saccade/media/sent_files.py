@@ -168,7 +168,9 @@ class SentFiles:
 
 
 def _image_in(data: bytes, source: SentFile) -> ImageSource:
-    """Return the source of a file that is an image. Raises InvalidRequest if a page was requested."""
+    """Return the source of a file that is an image. Raises InvalidRequest if a page was
+    requested.
+    """
     if source.page is not None:
         raise InvalidRequest(
             f"{source.param}: page is given, and the file is an image: leave page out",

@@ -1,4 +1,6 @@
-"""A plan that is being built, and a plan in flight. The scheduler and its parts decide the content."""
+"""A plan that is being built, and a plan in flight. The scheduler and its parts decide the
+content.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,9 @@ class RunStates:
 
 
 def build_snapshots(config: EngineConfig, _: FamilySpec) -> Snapshots[Node]:
-    """Create the table of the slots for snapshots. Their numbers follow those of running sequences."""
+    """Create the table of the slots for snapshots. Their numbers follow those of running
+    sequences.
+    """
     return Snapshots(config.max_running, config.snapshots.count)
 
 

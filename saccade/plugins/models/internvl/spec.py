@@ -97,7 +97,9 @@ def _placeholder(checkpoint: Checkpoint) -> Placeholder:
 
 
 def _names(settings: Section) -> Section:
-    """Return the section with the names of special tokens, unless the file has only a list of them."""
+    """Return the section with the names of special tokens, unless the file has only a list of
+    them.
+    """
     named = isinstance(settings.data.get("extra_special_tokens"), dict)
     return settings.section("extra_special_tokens") if named else settings
 
