@@ -477,7 +477,8 @@ def _check_list(conversation: object) -> None:
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
         raise InvalidRequest(
-            f"messages: expected a list of messages, or of such lists, got a {kind}; {MESSAGE}",
+            f"messages: expected a list of messages, or a list of conversations, got a {kind}; "
+            f"{MESSAGE}",
             "messages",
         )
 

@@ -359,10 +359,10 @@ class SwitchSettings(SharedOptions):
         True, "For benchmarks. false: compute positions anew for each image, not once per size."
     )
     vit_graphs: bool = tuned(
-        True, "For benchmarks. false: run the vision tower without CUDA graphs (on cuda)."
+        True, "For benchmarks. false: run the vision encoder without CUDA graphs (on cuda)."
     )
     rotary_kernel: bool = tuned(
-        True, "For benchmarks. false: rotate heads in the vision tower with PyTorch's operations."
+        True, "For benchmarks. false: rotate heads in the vision encoder with PyTorch's operations."
     )
     chunk_aware: bool = tuned(
         True,

@@ -397,9 +397,9 @@ class Connection(HttpToolsProtocol):
             return InvalidRequest(why, code="invalid_http")
         if not self._within_limits and self._path() not in self._open_paths:
             return Overloaded(
-                f"too many connections: at most {self._limiter.limit} are kept, "
-                f"{self._limiter.limit_per_address} per address, and all are in use "
-                "(--tune max_connections, max_connections_per_address); try again"
+                f"too many connections: the limit is {self._limiter.limit}, and "
+                f"{self._limiter.limit_per_address} per address, and all are in use (--tune "
+                "max_connections, max_connections_per_address); try again"
             )
         return None
 

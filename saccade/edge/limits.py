@@ -67,7 +67,7 @@ class ConnectionLimiter:
         if options.max_connections is not None and options.max_connections > available_fds:
             raise ConfigError(
                 f"--tune max_connections={options.max_connections}: the limit of open files "
-                f"({descriptors}, ulimit -Hn) leaves room for {available_fds}"
+                f"({descriptors}, ulimit -Hn) allows at most {available_fds}"
             )
         self.limit = options.max_connections or min(MAX_CONNECTIONS, available_fds)
         self.limit_per_address = options.max_connections_per_address or max(1, self.limit // 2)

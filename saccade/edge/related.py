@@ -163,8 +163,8 @@ def _names(
             yield name.start() - start, end - start, name[1].decode()
     if body.find(mark, end, last) >= 0:
         raise InvalidRequest(
-            f"the body names bytes more than {MAX_NAMES} times, the limit: send fewer images, "
-            "or send them in the JSON",
+            f"the body has more than {MAX_NAMES} references to bytes, the limit: send fewer "
+            "images, or send them in the JSON",
             code="too_many_names",
         )
 

@@ -302,8 +302,8 @@ def read_pooling(folder: Path) -> PoolingFiles | None:
         last = pooling.data.get("pooling_mode") == "lasttoken"
         if not last and not pooling.flag("pooling_mode_lasttoken"):
             raise CheckpointError(
-                f"{path}: embeddings of this model are not made of its last token, which is all "
-                "that is supported"
+                f"{path}: this model's embeddings are not computed from the last token; no other "
+                "pooling is supported"
             )
         return PoolingFiles("embed")
     return None
@@ -323,5 +323,5 @@ def read_json(path: Path, *, required: bool = True) -> Section:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
+        raise CheckpointError(f"{path} must contain a JSON object")
     return Section(str(path), data)

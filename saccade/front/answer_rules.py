@@ -60,8 +60,8 @@ class AnswerRules:
             )
         if (self.truncate_prompt_tokens or -1) < -1 or self.truncate_prompt_tokens == 0:
             raise InvalidRequest(
-                "truncate_prompt_tokens: expected a number of tokens of at least 1, or -1 for as "
-                f"many as there is room for, got {self.truncate_prompt_tokens}",
+                "truncate_prompt_tokens: expected at least 1, or -1 for as many tokens as fit, "
+                f"got {self.truncate_prompt_tokens}",
                 "truncate_prompt_tokens",
             )
         if abs(self.priority) > MAX_PRIORITY:

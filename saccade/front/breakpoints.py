@@ -198,8 +198,8 @@ def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]
     strict = [mark for mark in every if mark.strict]
     if len(strict) > MAX_BREAKPOINTS:
         raise InvalidRequest(
-            f"{strict[MAX_BREAKPOINTS].place}: a request has at most {MAX_BREAKPOINTS} of "
-            f"cache_control, got {len(strict)}",
+            f"{strict[MAX_BREAKPOINTS].place}: a request may have at most {MAX_BREAKPOINTS} "
+            f"cache_control breakpoints, got {len(strict)}",
             strict[MAX_BREAKPOINTS].place,
         )
     return every[-MAX_BREAKPOINTS:]

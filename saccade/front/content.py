@@ -114,11 +114,11 @@ class ChatMessage(Marked, kw_only=True):
     """Images before the content. Each is a URL, base64, or an image_url part."""
     refusal: Any = None  # the text of an answer that has no content
     function_call: Unread = None
-    """Refused unless empty. Use tool_calls."""
+    """Must be empty. Use tool_calls."""
     functions: Unread = None
-    """Refused unless empty. Use the request's tools."""
+    """Must be empty. Use the request's tools."""
     tools: Unread = None
-    """Refused unless empty. Use the request's tools."""
+    """Must be empty. Use the request's tools."""
     partial: Literal[False] | None = None
     """Must be false. Use continue_final_message."""
     prefix: Literal[False] | None = None

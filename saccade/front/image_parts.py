@@ -283,13 +283,17 @@ def _sourced(part: SourcedPart, place: str, name: str) -> Address:
         raise missing(f"{place}.{name}")
     if len(given) > 1:
         first, second, *_ = given
-        raise InvalidRequest(f"{place}: {first} and {second} exclude each other", place)
+        raise InvalidRequest(
+            (f"{place}: {first} and {second} are mutually exclusive: send one of them"), place
+        )
     return next(iter(given.values()))
 
 
 def _check_alone(part: SourcedPart, place: str, name: str) -> None:
     for other in _addresses(part):
-        raise InvalidRequest(f"{place}: {name} and {other} exclude each other", place)
+        raise InvalidRequest(
+            (f"{place}: {name} and {other} are mutually exclusive: send one of them"), place
+        )
 
 
 def _addresses(part: SourcedPart) -> dict[str, Address]:
@@ -335,7 +339,7 @@ def _budget(
     one, other = within.detail or "auto", beside.detail or "auto"
     if "auto" not in (one, other) and one != other:
         raise InvalidRequest(
-            f"{place}: detail is given twice, as {one} and as {other}", f"{place}.detail"
+            f"{place}: detail is set twice, to {one} and as {other}", f"{place}.detail"
         )
     return defaults.budget(other if one == "auto" else one, least, most)
 
@@ -360,6 +364,6 @@ def region_of(corners: list[int], place: str) -> ImageRegion:
 def _either(name: str, one: T | None, other: T | None, place: str) -> T | None:
     if one is not None and other is not None and one != other:
         raise InvalidRequest(
-            f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
+            f"{place}: {name} is set twice, to {one} and as {other}", f"{place}.{name}"
         )
     return other if one is None else one

@@ -127,6 +127,6 @@ def _one(name: str, *given: int | None) -> int | None:
     if len(found) > 1:
         where = "mm_processor_kwargs"
         raise InvalidRequest(
-            f"{where}: {name} is given twice, as {' and as '.join(map(str, sorted(found)))}", where
+            f"{where}: {name} is set twice, to {' and as '.join(map(str, sorted(found)))}", where
         )
     return found.pop() if found else None

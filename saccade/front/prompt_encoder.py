@@ -266,8 +266,8 @@ class PromptEncoder:
         if mark is None:
             param = chat.videos[0].param
             raise InvalidRequest(
-                f"{param}: this model's chat template does not show videos: send frames as images, "
-                "or have the server started with another --chat-template",
+                f"{param}: this model's chat template does not show videos: send frames as "
+                "images, or ask the operator to start the server with another --chat-template",
                 param,
                 "no_video",
             )
@@ -296,8 +296,9 @@ class PromptEncoder:
         if (hidden := self.template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(
-                f"{place}: this model's chat template joins texts and has no place for an image or "
-                "a video here: have the server started with another --chat-template",
+                f"{place}: this model's chat template joins texts and cannot place an image or a "
+                "video in this message: ask the operator to start the server with another "
+                "--chat-template",
                 place,
                 "no_place_for_media",
             )

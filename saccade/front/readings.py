@@ -164,7 +164,7 @@ class PromptReader:
         for read in reads:
             each = self._intake.prompts.encode_now(read.request, most)
             if not each.tokens:
-                raise InvalidRequest(f"{read.place}: there is nothing in it", read.place)
+                raise InvalidRequest(f"{read.place}: it is empty", read.place)
             total += len(each.tokens)
             _check_total(total)
             encoded.append(each)
@@ -202,7 +202,7 @@ class PromptReader:
         rendered = intake.prompts.render(chat, request, most)
         if rendered.text.count(mark) != 1:
             raise InvalidRequest(
-                f"{asked.place}: the model's chat template does not show the last message as it is",
+                f"{asked.place}: the model's chat template changes the text of the last message",
                 asked.place,
             )
         at = rendered.text.index(mark)
@@ -314,7 +314,8 @@ def _prepared(
 def _sources(request: GenerationRequest) -> tuple[Source, ...]:
     for video in request.chat.videos:
         raise InvalidRequest(
-            f"{video.param}: videos are not read here: send frames as images", video.param
+            f"{video.param}: videos are not supported by this endpoint: send frames as images",
+            video.param,
         )
     return request.chat.sources
 

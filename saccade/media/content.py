@@ -85,8 +85,8 @@ class Budget:
         """
         if self.as_edges and not bounds.as_edges:
             raise ImageError(
-                "mm_processor_kwargs.size: this model's sizes are not bounded by shortest_edge and "
-                "longest_edge in pixels: send min_pixels and max_pixels",
+                "mm_processor_kwargs.size: shortest_edge and longest_edge are not supported by "
+                "this model: send min_pixels and max_pixels",
                 code="unsupported_parameter",
             )
         least, most = self.min_pixels, self.max_pixels

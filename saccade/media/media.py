@@ -212,8 +212,8 @@ class Media:
         """Raise InvalidRequest if the model has no vision encoder."""
         if not self.spec.sees_images:
             raise InvalidRequest(
-                f"{param}: this model has no vision: it takes text only; send no images, or ask a "
-                "model that has a vision tower",
+                f"{param}: this model supports only text: send no images, or use a model with a "
+                "vision encoder",
                 param,
                 "no_vision",
             )

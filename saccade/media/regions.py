@@ -148,7 +148,7 @@ def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
         return Box(region.top, region.left, region.bottom, region.right)
     given = [region.left, region.top, region.right, region.bottom]
     raise ImageError(
-        f"{region.param}: {given} is no part of the image, which is {width} x {height} px: send "
+        f"{region.param}: {given} is not inside the image, which is {width} x {height} px: send "
         f"[x0, y0, x1, y1] with 0 <= x0 < x1 <= {width} and 0 <= y0 < y1 <= {height}",
         region.param,
         "invalid_region",

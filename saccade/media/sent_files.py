@@ -173,7 +173,7 @@ def _image_in(data: bytes, source: SentFile) -> ImageSource:
     """
     if source.page is not None:
         raise InvalidRequest(
-            f"{source.param}: page is given, and the file is an image: leave page out",
+            f"{source.param}: page is set, but the file is an image: omit page",
             source.param,
         )
     if source.region is not None:

@@ -30,7 +30,7 @@ from saccade.nn.protocol import (
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
-NO_IMAGES = "a model without a vision tower is sent no images"
+NO_IMAGES = "a model without a vision encoder is sent no images"
 NO_LOGITS = "a model without weights is sent no tokens"
 
 

@@ -106,14 +106,14 @@ def _pack_experts(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | 
     if left is not None and right is not None:
         if act not in ("silu", "gelu_tanh"):
             raise CheckpointError(
-                f"config.json: hidden_act: experts on a GPU take silu or gelu_tanh, not {act}"
+                f"config.json: hidden_act: experts on a GPU support silu and gelu_tanh, not {act}"
             )
         return StackedExperts(left, right, act)
     alone = [each for each in (up, down) if not isinstance(each, Stack)]
     if len(alone) < 2 or left is not None or right is not None:
         raise CheckpointError(
-            "the experts of a layer are stored in different formats, which a GPU does not "
-            "multiply; use --device cpu"
+            "the experts of a layer are stored in different formats, which is not supported on "
+            "GPUs; use --device cpu"
         )
     ups, downs = ([each.ready(ops) for each in matrices] for matrices in alone)
     return Experts(ups, downs, ops.locate(ups, downs))

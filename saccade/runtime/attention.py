@@ -76,8 +76,10 @@ def pick_attention(
     elif other is not None and wanted in runs:
         why = other.lacks(shapes)
     elif wanted in possible(table, place, dtype):
-        why = "its steps are no graphs: it needs --disable-cuda-graph"
-    raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
+        why = "its steps cannot be captured in CUDA graphs: add --disable-cuda-graph"
+    raise ConfigError(
+        f"--attention-backend {wanted}: {why}; available are auto, {', '.join(names)}"
+    )
 
 
 def attention_for(

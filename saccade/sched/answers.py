@@ -131,7 +131,7 @@ def refusal(
         what = "the context length" if token_limit == limits.context_length else "the KV cache"
         kept = ", of which one is for the answer" if answer else ""
         return (
-            f"the prompt has {length} tokens; {what} holds {token_limit}{kept}: shorten the prompt"
+            f"the prompt has {length} tokens; {what} allows {token_limit}{kept}: shorten the prompt"
         )
     if not images_fit:
         return (

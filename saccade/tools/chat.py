@@ -298,8 +298,8 @@ def _look(data: bytes, path: Path, asked: str) -> str:
         with Image.open(io.BytesIO(data)) as image:
             return f"{path} ({image.format}, {image.width} x {image.height})"
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
-        why = "it is empty" if not data else "it is no image, or a damaged one"
-        raise ConfigError(f"{asked} {path}: {why}; name a PNG, JPEG or WebP file") from None
+        why = "it is empty" if not data else "it is not an image, or it is damaged"
+        raise ConfigError(f"{asked} {path}: {why}; use a PNG, JPEG or WebP file") from None
 
 
 def _count(messages: Sequence[object], parts: Sequence[object] = ()) -> str:

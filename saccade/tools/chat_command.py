@@ -57,7 +57,7 @@ def chat(
             ask_server(base_url, api_key, name, question, image, max_tokens)
         return
     if question is None:
-        raise ConfigError("a session needs a server: give --base-url, or a question")
+        raise ConfigError("a session needs a server: set --base-url, or ask a question")
     from saccade.core.types import SamplingParams
     from saccade.llm import LLM, check_image
 

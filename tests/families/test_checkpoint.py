@@ -120,7 +120,7 @@ def test_model_type_stands_in_for_architectures(folder: Path) -> None:
         ),
         (
             lambda data: data["vision_config"].update(out_hidden_size=65),
-            "puts out 65 values, the text model takes 64",
+            "output has 65 values, but the language model expects 64",
         ),
         (lambda data: data.update(vision_config=3), "vision_config must be an object"),
     ],
@@ -149,7 +149,7 @@ def test_the_processor_must_fit_the_tower(folder: Path) -> None:
     edit(folder / "preprocessor_config.json", lambda data: data.update(patch_size=14))
     with pytest.raises(
         CheckpointError,
-        match=r"preprocessor_config\.json: patch_size is 14, but the vision tower was made for 16",
+        match=r"preprocessor_config\.json: patch_size is 14, but the vision encoder requires 16",
     ):
         load_spec(folder)
 

@@ -316,7 +316,7 @@ async def test_what_has_no_such_page_is_refused(media_path: MakePath) -> None:
         for source, said in (
             (part(FILE, page=None), "the PDF has 2 pages: name the region's with page"),
             (part(FILE, page=3), "page 3 was requested, but the PDF has 2 pages"),
-            (part(encode(photo(30, 40)), page=1), "the file is an image: leave page out"),
+            (part(encode(photo(30, 40)), page=1), "the file is an image: omit page"),
         ):
             with pytest.raises(InvalidRequest, match=said):
                 await see(path, source)

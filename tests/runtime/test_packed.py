@@ -51,7 +51,7 @@ def test_a_packed_checkpoint_answers_as_its_twin(
     whole, _ = load(twin, "auto")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
-    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
+    assert line.startswith("20 quantized matrices of the checkpoint converted to float32 at load: ")
 
 
 @pytest.mark.more
@@ -80,7 +80,7 @@ def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(
     assert "matrices of the language model in int4, as the checkpoint has them" in line
     assert Int4Panels in {type(each) for each in projections(net)}
     plain, line = load(quantised, "none", torch.bfloat16)
-    assert "quantised matrices of the checkpoint made bfloat16 at load" in line
+    assert "quantized matrices of the checkpoint converted to bfloat16 at load" in line
     assert Int4Panels not in {type(each) for each in projections(plain)}, "rows have 16 bits then"
     # The same in float32, whose figures can be compared.
     monkeypatch.setattr(weights, "has_int4", lambda *_: True)

@@ -126,7 +126,7 @@ def test_a_quantised_checkpoint_answers_as_its_twin(
     whole, silence = load(twin, "none")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
-    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
+    assert line.startswith("20 quantized matrices of the checkpoint converted to float32 at load: ")
     assert silence == ""
 
 
@@ -318,7 +318,7 @@ def test_blocks_that_no_product_can_be_made_of_are_made_whole(
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
     net, line = load(quantised, "auto")
     assert not any(isinstance(matrix, Fp8Matrix) for matrix in projections(net))
-    assert "20 quantised matrices of the checkpoint made float32 at load" in line
+    assert "20 quantized matrices of the checkpoint converted to float32 at load" in line
     assert torch.equal(logits(net), logits(load(twin, "none")[0]))
 
 

@@ -231,7 +231,7 @@ class ThinkingSwitch(Struct, forbid_unknown_fields=True):
     type: Literal["enabled", "adaptive", "auto", "disabled"]
     """disabled turns reasoning off. All other values turn it on."""
     budget_tokens: Natural | None = None
-    """Maximum reasoning tokens. After them, the answer proper begins."""
+    """Maximum reasoning tokens. After them, the answer starts."""
     clear_thinking: Literal[True] | None = None
     """Must be true. The chat template decides which earlier reasoning the model sees."""
     display: Literal["summarized"] | None = None
@@ -244,7 +244,7 @@ class ReasoningConfig(Struct, forbid_unknown_fields=True):
     effort: Effort | None = None
     enabled: bool | None = None
     max_tokens: Natural | None = None
-    """Maximum reasoning tokens. After them, the answer proper begins."""
+    """Maximum reasoning tokens. After them, the answer starts."""
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     """Accepted. The answer shows the full reasoning instead."""
     generate_summary: Literal["auto", "concise", "detailed", "none"] | None = None

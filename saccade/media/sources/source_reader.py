@@ -136,7 +136,7 @@ class SourceReader:
         if self._files is None:
             builds = import_field(lambda plugin: plugin.requests.uploads)
             if not builds:
-                raise NotFound("this server keeps no files: send the bytes as a data: URL")
+                raise NotFound("this server does not store files: send the bytes as a data: URL")
             build: Callable[[ServeOptions], UploadedFiles] = builds[0]
             self._files = build(self._options)
         return self._files

@@ -119,7 +119,7 @@ def find_difference(ours: Handed, theirs: Handed) -> str | None:
     """Return how Saccade's call differs from the model's own, or None if they match."""
     names = sorted(theirs.arguments.keys() - ours.arguments.keys() - {POSITIONS, MASK})
     if names:
-        return f"its decoder is handed {', '.join(names)}, which are not supported"
+        return f"its decoder is called with {', '.join(names)}, which are not supported"
     for name, value in ours.arguments.items():
         own = theirs.arguments.get(name)
         if own is None and (_is_zero(value) or (name == EMBEDDINGS and theirs.states is not None)):

@@ -78,7 +78,7 @@ _STREAMED = json_decoder(_Streamed)
 
 
 STREAMED = InvalidRequest(
-    "stream: batches do not stream: omit it", "stream", "unsupported_parameter"
+    "stream: answers of batches are not streamed: omit it", "stream", "unsupported_parameter"
 )
 
 
@@ -398,7 +398,7 @@ def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
 
 def _read(number: int, data: bytes, endpoint: str, largest: int) -> tuple[BatchError | None, str]:
     if len(data) > largest:
-        return BatchError("line_too_long", f"a line has at most {largest} bytes", number), ""
+        return BatchError("line_too_long", f"the limit is {largest} bytes per line", number), ""
     try:
         line = _LINE.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

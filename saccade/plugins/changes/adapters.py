@@ -90,7 +90,9 @@ class AdapterTable:
         found, nbytes = made or (None, 0)
         fingerprint = found.fingerprint if found else ""
         if not agree(fingerprint, self._like, self._everyone):
-            error = error or f"{change.folder}: another rank could not read it, or read another"
+            error = error or (
+                f"{change.folder}: another rank could not read it, or read different content"
+            )
         if error or found is None:
             self._drop(change.adapter)
             return Changed(error)

@@ -67,7 +67,7 @@ class WorkerChanges:
     def _renew(self, folder: Path | None = None) -> Changed:
         """Load the weights in `folder`, or by default the old ones again."""
         if self._renewal is None:
-            return Changed("this server's weights cannot change")
+            return Changed("this server's weights cannot be changed")
         if why := self._keeps_weights():
             return Changed(why)
         folder = folder or self._renewal.folder
@@ -82,7 +82,7 @@ class WorkerChanges:
     def _keeps_weights(self) -> str:
         """Return the reason why the weights cannot be released or replaced, or ""."""
         if self._renewal is None:
-            return "this server's weights cannot change"
+            return "this server's weights cannot be changed"
         graphs = self._worker.captures or self._worker.images.encoder.captures
         adapters = self._adapters is not None and not self._adapters.empty
         return self._renewal.refuses(graphs=graphs, adapters=adapters)

@@ -109,8 +109,8 @@ class TranslateActions:
             return replace(chat, tools=beside if beside != ToolSet() else None)
         if written is not None and beside.tools:
             raise InvalidRequest(
-                f"tools: this model acts on a screen in text ({self._form.name}) and has no place "
-                "for functions beside it: send the computer alone",
+                f"tools: this model writes actions as text ({self._form.name}), which does not "
+                "support other functions: send only the computer",
                 "tools",
                 "unsupported_parameter",
             )
@@ -198,8 +198,8 @@ def _check_names(functions: Sequence[Tool], tools: Sequence[Tool]) -> None:
         if tool.name in taken:
             where = f"{tool.place}.name"
             raise InvalidRequest(
-                f"{where}: {tool.name!r} is what this model calls {tools[0].place}: choose another "
-                "name",
+                f"{where}: {tool.name!r} is this model's own name for {tools[0].place}: choose "
+                "another name",
                 where,
             )
 

@@ -335,7 +335,7 @@ class _Readers:
         part = page is not None and page.drawing is not None and page.drawing.box is not None
         less = "use a smaller max_pixels" if part else "send pages that are simpler, or fewer"
         return ImageError(
-            f"{what} more than {seconds:g} s of processor time: {less}, or start the server with a "
+            f"{what} more than {seconds:g} s of CPU time: {less}, or start the server with a "
             "larger --tune decode_timeout=SECONDS",
             code="document_too_large",
         )

@@ -124,7 +124,7 @@ def _check_readable(data: bytes, param: str) -> None:
     kind = next((kind for start, kind in OFFICE.items() if data.startswith(start)), None)
     if kind is not None and PDF not in data[:HEAD_BYTES]:
         raise InvalidRequest(
-            f"{param}: the file is {kind}: convert to PDF, and send that",
+            f"{param}: the file is {kind}: convert it to PDF, and send the PDF",
             param,
             "unsupported_document",
         )
@@ -191,7 +191,7 @@ class Documents:
             )
         if source.region is not None and len(shown) > 1:
             raise InvalidRequest(
-                f"{source.region.param}: the PDF has {len(sizes)} pages: name the region's with "
+                f"{source.region.param}: the PDF has {len(sizes)} pages: set page to the region's "
                 "page, counted from 1",
                 source.region.param,
             )

@@ -90,7 +90,7 @@ class PageSize:
             return float(region.top), float(region.left), bottom, right
         given = [region.left, region.top, region.right, region.bottom]
         raise ImageError(
-            f"{region.param}: {given} is no part of the page: {self._told}: send [x0, y0, x1, y1] "
+            f"{region.param}: {given} is not inside the page: {self._told}: send [x0, y0, x1, y1] "
             f"with 0 <= x0 < x1 <= {most_x} and 0 <= y0 < y1 <= {most_y}, in points",
             region.param,
             "invalid_region",

@@ -80,12 +80,12 @@ class EncodeScheduler:
         if aligned(nbytes) > self._capacity or not self.image_scheduler.slots.fits(image):
             most = self._capacity // (1 << 20)
             error = (
-                f"the image's embedding has {nbytes} bytes; this server holds {most} MiB of them, "
-                "and as much of pixels: start it with a larger --tune arena_mb=MIB"
+                f"the image's embedding has {nbytes} bytes; the limit is {most} MiB for all "
+                "embeddings: start the server with a larger --tune arena_mb=MIB"
             )
             return [Delta(request.id, finish="error", error=error, code="too_large")]
         if not self._consistent(request):
-            error = "this image is known with another number of tokens"
+            error = "this image is cached with a different number of tokens"
             return [Delta(request.id, finish="error", error=error, code="wrong_settings")]
         sequence = Sequence(request, self.counts.requests)
         sequence.matched = 0

@@ -244,7 +244,7 @@ class Fetcher:
             for domain in allowed
         ):
             raise ImageError(
-                f"images from {url.host!r} are not allowed here; allowed are "
+                f"images from {url.host!r} are not allowed; allowed hosts are "
                 f"{', '.join(allowed)} (--allowed-media-domains)",
                 code="image_address_refused",
             )
@@ -296,11 +296,11 @@ class Fetcher:
         root = self._options.allowed_local_media_path
         if root is None:
             raise ImageError(
-                "file: URLs are not allowed here (--allowed-local-media-path allows a directory)",
+                "file: URLs are not allowed (--allowed-local-media-path allows a directory)",
                 code="invalid_image_url",
             )
         refused = ImageError(
-            f"{shown_url(url)} is no readable file below the allowed folder",
+            f"{shown_url(url)} is not a readable file below the allowed folder",
             code="invalid_image_url",
         )
         try:

@@ -201,9 +201,8 @@ class _Files:
         warm, place = found
         if purpose in DATA:
             raise InvalidRequest(
-                f"{place}: a file of purpose {purpose} is not shown to the model: omit {place} "
-                f"out, or "
-                'upload it as "vision" or "user_data"',
+                f"{place}: a file of purpose {purpose} is not shown to the model: omit {place}, "
+                'or upload it as "vision" or "user_data"',
                 place,
             )
         self.warm_ups.check(client)
@@ -289,7 +288,7 @@ async def _parse(request: Request, body: object) -> FormData:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise InvalidRequest(
-            f"Content-Type is {kind or 'missing'}; this path takes multipart/form-data",
+            f"Content-Type is {kind or 'missing'}; this endpoint requires multipart/form-data",
             code="unsupported_media_type",
         )
     try:

@@ -46,8 +46,8 @@ class Source:
         out, taken = self.sight.tensor(name).shape[0], self.text["hidden_size"]
         if out != taken:
             raise self.sight.file.refuse(
-                f"the tower puts out {out} values, the language model takes {taken}: give the "
-                "--mmproj file of the same model"
+                f"the vision encoder's output has {out} values, but the language model expects "
+                f"{taken}: pass the --mmproj file of the same model"
             )
         return out
 

@@ -276,8 +276,8 @@ def _llama3(fields: MetadataFields, factors: list[float], theta: float) -> dict[
         expected = 1 / ((1 - smooth) / factor + smooth)
         if abs(found - expected) > 1e-3 * expected:
             raise fields.file.refuse(
-                f"{FACTORS} has {found:.4g} at {at}, where llama3's rule makes {expected:.4g}: "
-                f"this rotary embedding is not known, and {FOLDER_MAY}"
+                f"{FACTORS} has {found:.4g} at {at}, but llama3's rule gives {expected:.4g}: this "
+                f"rotary embedding is not supported, and {FOLDER_MAY}"
             )
     return {
         "rope_type": "llama3",

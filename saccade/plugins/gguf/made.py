@@ -93,7 +93,9 @@ def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
     """
     ups = sibling(file, gates, gates.name.replace("ffn_gate_exps", "ffn_up_exps"))
     if len(gates.shape) != 3:
-        raise file.refuse(f"tensor {gates.name} is {list(gates.shape)}, no matrix for each expert")
+        raise file.refuse(
+            f"tensor {gates.name} is {list(gates.shape)}, which is not one matrix per expert"
+        )
     count, rows, columns = gates.shape
     return Made((gates, ups), (count, 2 * rows, columns), 1)
 
@@ -113,8 +115,8 @@ def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(
-            f"no tensor {name}, which belongs to {tensor.name}: the file is not complete (of a "
-            "split model: llama-gguf-split --merge)"
+            f"no tensor {name}, which belongs to {tensor.name}: the file is incomplete (for a "
+            "split model, use llama-gguf-split --merge)"
         )
     if found.shape != tensor.shape:
         raise CheckpointError(

@@ -127,7 +127,7 @@ def calls_constraint(
 def _answer_part(answer: OutputConstraint) -> Part:
     if answer.kind != "json":
         raise InvalidRequest(
-            f"{answer.param}: beside tools that may be called, only JSON can be asked for; send "
+            f"{answer.param}: together with optional tools, only JSON output is supported: send "
             'tool_choice "none" or "required"',
             answer.param,
             "unsupported_parameter",

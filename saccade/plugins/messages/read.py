@@ -241,7 +241,7 @@ def _read_tools(
             found = read_action_tool(raw, kind, place)
             if acting:
                 raise InvalidRequest(
-                    f"{place}: a second computer or browser: a request may have one", place
+                    f"{place}: a request may have only one computer or browser", place
                 )
             acting.append(found.tool)
             mark(found.mark, place)
@@ -261,8 +261,8 @@ def _read_tool(raw: msgspec.Raw, kind: str | None, place: str) -> ToolDefinition
     if kind not in (None, "custom"):
         path = f"{place}.type"
         raise InvalidRequest(
-            f"{path}: {kind[:100]} is a tool of Anthropic's own; this server knows tools with an "
-            'input_schema, of type "custom", and computers and browsers: '
+            f"{path}: {kind[:100]} is one of Anthropic's own tools; this server supports tools "
+            'with an input_schema (type "custom"), and computers and browsers: '
             f"{', '.join(ACTION_TYPES)}",
             path,
             "unsupported_parameter",
@@ -450,7 +450,9 @@ def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[
         region = None if block.region is None else region_of(block.region, place)
         return [SentFile(_address(block.source), place, budget, heading, view, block.page, region)]
     if block.page is not None or block.region is not None:
-        raise InvalidRequest(f"{place}: page and region are of PDFs, and this is a text", place)
+        raise InvalidRequest(
+            f"{place}: page and region apply only to PDFs, and this is a text", place
+        )
     if isinstance(block.source, PlainSource):
         return [MessageText(heading + block.source.data, f"{place}.source.data")]
     content, where = block.source.content, f"{place}.source.content"

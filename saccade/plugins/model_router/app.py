@@ -148,8 +148,8 @@ class ModelRouter:
     async def _forward(self, scope: Scope, receive: Receive, send: Send, client: Client) -> None:
         if scope["path"].startswith(BATCHES):
             raise InvalidRequest(
-                "a router of several models runs no batches: send the lines as requests, or ask a "
-                "server of one model (saccade serve MODEL)",
+                "a router for several models does not support batches: send the lines as "
+                "requests, or use a server of one model (saccade serve MODEL)",
                 code="unsupported",
             )
         async with self._admission.admit(scope, receive, read_whole) as (body, held):
@@ -236,7 +236,7 @@ def _described(model: ManagedModel) -> str:
     if model.config.memory is not None:
         size = f"{in_gib(model.config.memory)} (memory)"
     elif model.estimate is None:
-        size = "all memory until it has run once: it is to be downloaded"
+        size = "all memory until it has run once, because it is not downloaded yet"
     else:
         size = f"{in_gib(model.estimate)} by its files"
     names = ", ".join(model.config.names)

@@ -138,7 +138,9 @@ def _parse(content: Mapping[str, Any]) -> ModelsConfig:
     rest = {name: value for name, value in content.items() if name not in tables}
     top = _converted("", rest, _Top)
     if not 1 <= len(tables) <= MAX_MODELS:
-        raise ConfigError(f"{len(tables)} models: write 1 to {MAX_MODELS} tables, one for a model")
+        raise ConfigError(
+            f"{len(tables)} models; the file must have 1 to {MAX_MODELS} tables, one per model"
+        )
     if top.queue < 1 or top.max_waiting < 1:
         raise ConfigError("queue, max-waiting: must be at least 1")
     _check_args("", top.args, ROUTER_OPTIONS)

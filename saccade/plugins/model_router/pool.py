@@ -245,17 +245,18 @@ class ModelPool:
         config = self._config
         if len(model.waiting) >= config.queue:
             raise Overloaded(
-                f"{len(model.waiting)} requests wait for the model {model.name!r}, the maximum "
-                "(queue): try again"
+                f"{len(model.waiting)} requests are waiting for the model {model.name!r}; the "
+                f"limit is {config.queue} (queue): try again"
             )
         if len(waiting) >= config.max_waiting:
             raise Overloaded(
-                f"{len(waiting)} requests wait for models, the maximum (max-waiting): try again"
+                f"{len(waiting)} requests are waiting for models; the limit is "
+                f"{config.max_waiting} (max-waiting): try again"
             )
         if mine >= max(1, config.max_waiting * SHARE):
             raise Overloaded(
-                f"{mine} of your requests wait for models, the maximum per client (half of "
-                "max-waiting): try again"
+                f"{mine} of your requests are waiting for models; the limit per client is half of "
+                f"max-waiting ({config.max_waiting}): try again"
             )
 
     def _release(self, model: ManagedModel) -> None:
@@ -288,7 +289,7 @@ class ModelPool:
     def _failed(self, model: ManagedModel) -> ModelUnavailable:
         times = f"{model.failures} times in a row" if model.failures > 1 else "once"
         return ModelUnavailable(
-            f"the server of the model {model.name!r} has failed {times}: {model.reason}",
+            f"the server of the model {model.name!r} failed {times}: {model.reason}",
             model.retry_at - monotonic(),
             "model_failed",
         )

@@ -104,7 +104,7 @@ def ocr(job: OcrJob, model: str | None, base_url: str | None, api_key: str | Non
 def _served(model: str | None, console: Console) -> Iterator[str]:
     """Start a server for a model, and yield its URL. Raises SaccadeError if it exits first."""
     if model is None:
-        raise ConfigError("name a model with --model, or a running server with --base-url")
+        raise ConfigError("select a model with --model, or a running server with --base-url")
     port = free_port()
     words = (model, "--port", str(port))
     address = f"http://127.0.0.1:{port}"

@@ -40,7 +40,7 @@ class PackedMatrix(StoredTensor):
     def check(self, part: Part) -> None:
         if len(part.shape) != 2:
             raise CheckpointError(
-                f"{self.loading.files.folder}: {self.name} is packed, but is no matrix: "
+                f"{self.loading.files.folder}: {self.name} is packed, but is not a matrix: "
                 f"{list(part.shape)}"
             )
         self._parts(part)
@@ -118,7 +118,7 @@ class PackedMatrix(StoredTensor):
                 raise CheckpointError(
                     f"{files.folder}: no file has the tensor "
                     f"{self.name.removesuffix('weight')}{piece.suffix}, the {role} of "
-                    f"{self.name}: the checkpoint is not complete"
+                    f"{self.name}: the checkpoint is incomplete"
                 )
             name = self.names[role]
             kind, shape = files.describe(name)

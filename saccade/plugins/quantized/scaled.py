@@ -66,7 +66,7 @@ class ScaledTensor(StoredTensor):
             path, name = files.locate(self.name)
             raise CheckpointError(
                 f"{path}: no file has the tensor {scales_name(name, scheme)}, the scales of "
-                f"{name}: the checkpoint is not complete"
+                f"{name}: the checkpoint is incomplete"
             )
         kind, found = files.describe(scales)
         if kind not in FORMATS:

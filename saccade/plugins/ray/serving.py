@@ -270,7 +270,7 @@ class RayFleet(Fleet):
             except (TimeoutError, RayServeException) as error:
                 if not vain:
                     raise Overloaded(
-                        f"no server had a place within {PLACE_SECONDS:g} s "
+                        f"no server had a free slot within {PLACE_SECONDS:g} s "
                         f"({str(error)[:200] or 'all are busy or starting'}): try again"
                     ) from None
                 yield None

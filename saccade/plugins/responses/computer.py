@@ -83,7 +83,7 @@ def read_computer(tools: Sequence[Mapping[str, Any]], acted: bool) -> ActionTool
         if not is_computer(tool):
             continue
         if found is not None:
-            raise InvalidRequest(f"{place}: a second computer: a request may have one", place)
+            raise InvalidRequest(f"{place}: a request may have only one computer", place)
         display = None
         if tool["type"] == "computer_use_preview":
             preview = _PREVIEW.value(dict(tool), place)

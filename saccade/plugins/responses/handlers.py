@@ -275,7 +275,9 @@ class _Responses:
                 if item.id in named:
                     where = f"{placed.place}.id"
                     raise InvalidRequest(
-                        f"{where}: the item {item.id[:200]!r} is named twice: name it once", where
+                        f"{where}: the item {item.id[:200]!r} is referenced twice: reference it "
+                        "once",
+                        where,
                     )
                 named.add(item.id)
         return [

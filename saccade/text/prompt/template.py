@@ -333,8 +333,7 @@ def _find_sources(
         return {"default": _read_text(default)}, str(default)
     raise CheckpointError(
         f"{directory}: no chat template in chat_template.jinja, chat_template.json or "
-        "tokenizer_config.json; "
-        "give one with --chat-template FILE"
+        "tokenizer_config.json; set one with --chat-template FILE"
     )
 
 
@@ -411,7 +410,7 @@ def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[Tem
         final["content"] = [*content[:-1], {**content[-1], "text": last + _CONTINUE_HERE}]
     else:
         raise InvalidRequest(
-            f"{param}: the last message is to be continued, so it must end in text", param
+            f"{param}: the last message must end in text, because it is to be continued", param
         )
     return [*messages[:-1], final], last
 

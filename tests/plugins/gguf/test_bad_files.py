@@ -71,7 +71,7 @@ BAD = {
     "other magic": (b"PK\x03\x04" + bytes(64), "not a GGUF file"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "GGUF version 50331648"),
     "version 1": (head(0, 0, version=1), "GGUF version 1"),
-    "only magic": (b"GGUF", "the file ends too early"),
+    "only magic": (b"GGUF", "the file is truncated"),
     "many tensors": (head(HUGE, 0), f"{HUGE} tensors; at most 65536"),
     "tensors without room": (head(60_000, 0), "60000 tensors do not fit into it"),
     "many fields": (head(0, HUGE), f"{HUGE} metadata fields; at most 4096"),
@@ -124,7 +124,7 @@ def test_many_arrays_take_no_more_memory_than_one(tmp_path: Path, *, texts: bool
                 file.seek(header.MAX_ITEMS, 1)
         file.write(bytes(8))
     assert path.stat().st_blocks * 512 < path.stat().st_size / 50
-    words = "texts of" if texts else f"with a1 its arrays have {2 * header.MAX_ITEMS} values"
+    words = "texts of" if texts else f"its arrays up to a1 have {2 * header.MAX_ITEMS} values"
     with pytest.raises(CheckpointError, match=words):
         read_header(path)
 
@@ -172,13 +172,13 @@ def test_files_that_do_not_belong_together_are_refused(
         write_folder([files.model], second.mmproj)
     with pytest.raises(CheckpointError, match=r"has no vision encoder"):
         write_folder([files.model], second.model)
-    with pytest.raises(CheckpointError, match=r"it is a vision tower: give the language model's"):
+    with pytest.raises(CheckpointError, match=r"it is a vision encoder: pass the language model's"):
         write_folder([files.mmproj], files.mmproj)
-    with pytest.raises(CheckpointError, match=r"a separate vision file: pass it as --mmproj"):
+    with pytest.raises(CheckpointError, match=r"a separate file for the vision encoder: pass it as --mmproj"):
         write_folder([files.model], None)
     narrow = changed(files.model, qwen3vl__embedding_length=128)
     names = set(narrow.tensors)
-    with pytest.raises(CheckpointError, match="puts out 64 values, the language model takes 128"):
+    with pytest.raises(CheckpointError, match="output has 64 values, but the language model expects 128"):
         make_configs(narrow, read_header(files.mmproj), names)
     flat = changed(files.model, qwen3vl__n_deepstack_layers=3)
     with pytest.raises(CheckpointError, match=r"2 extra levels .* model\.gguf .* takes 3"):
@@ -207,10 +207,10 @@ def test_a_file_of_another_model_is_no_part_of_one(
 ) -> None:
     first = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
     for tower in (None, first.mmproj):
-        with pytest.raises(CheckpointError, match=r"holds clip, and is no part of model\.gguf"):
+        with pytest.raises(CheckpointError, match=r"contains clip, and does not belong to model\.gguf"):
             write_folder([first.model, first.mmproj], tower)
     other = write_files(gguf_checkpoint("qwen2_vl"), tmp_path / "other", Kind.F32)
-    with pytest.raises(CheckpointError, match="holds qwen2vl, and is no part of"):
+    with pytest.raises(CheckpointError, match="contains qwen2vl, and does not belong to"):
         write_folder([first.model, other.model], first.mmproj)
 
 
@@ -279,7 +279,7 @@ def test_options_that_name_no_file_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match="--mmproj nothing: there is no such file"):
         resolve_checkpoint(str(files.model), tower_file="nothing")
-    with pytest.raises(CheckpointError, match="is a file already"):
+    with pytest.raises(CheckpointError, match="is a file: omit"):
         resolve_checkpoint(f"{files.model}:Q8_0")
     with pytest.raises(CheckpointError, match=r"absent\.gguf: there is no such file"):
         resolve_checkpoint(str(tmp_path / "absent.gguf"))

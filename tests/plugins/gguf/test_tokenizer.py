@@ -157,10 +157,10 @@ def spoilt(file: GgufFile, **changes: Any) -> GgufFile:
         ({"model": "llama", "scores": [0.0]}, "1 of tokenizer.ggml.scores, but 600 tokens"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
         ({"tokens": ["a"]}, "1 tokens, but 600 of tokenizer.ggml.token_type"),
-        ({"tokens": ["a"] * 600}, "two tokens of its vocabulary are the same"),
+        ({"tokens": ["a"] * 600}, "its vocabulary contains a token twice"),
         (
             {"merges": ["zzz yyy"]},
-            "a merge of 'zzz' and 'yyy': one, or both joined, is no token",
+            "a merge of 'zzz' and 'yyy': one of them, or both joined, is not a token",
         ),
         ({"merges": ["one"]}, "'one' of tokenizer.ggml.merges is no pair"),
         ({"add_bos_token": True}, "add_bos_token, but tokenizer.ggml.bos_token_id is None"),

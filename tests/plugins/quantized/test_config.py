@@ -47,7 +47,7 @@ WEIGHTS = "config_groups.group_0.weights"
 @pytest.mark.parametrize(
     ("settings", "wrong"),
     [
-        ({}, r"quantised \(no method named\)"),
+        ({}, r"quantized \(no method named\)"),
         ({"quant_method": "fp8"}, "fp8 without weight_block_size"),
         (
             {"quant_method": "fp8", "weight_block_size": [128]},
@@ -131,5 +131,5 @@ def test_packed_formats_are_read(name: str) -> None:
 
 
 def test_gguf_is_refused_with_what_to_give_instead() -> None:
-    with pytest.raises(CheckpointError, match=r"give its \*\.gguf file.*as --mmproj"):
+    with pytest.raises(CheckpointError, match=r"pass its \*\.gguf file.*as --mmproj"):
         read({"quant_method": "gguf"})

@@ -98,7 +98,7 @@ def test_options_that_no_server_has_are_refused(options: dict[str, object], why:
 
 def test_a_gpu_that_is_not_here_needs_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="no GPU; say its --memory"):
+    with pytest.raises(ConfigError, match="no GPU: set --memory"):
         measure(SizeInput("demo", device="cuda"))
 
 

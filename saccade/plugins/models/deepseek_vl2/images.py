@@ -185,6 +185,6 @@ def _candidates(config: Section, side: int) -> tuple[tuple[int, int], ...]:
     if not found or len(found) != len(sizes):
         raise CheckpointError(
             f"{config.where}: candidate_resolutions must be pairs of multiples of {side} (the "
-            f"vision tower's image_size), of at most {MAX_TILES} tiles each"
+            f"vision encoder's image_size), of at most {MAX_TILES} tiles each"
         )
     return found

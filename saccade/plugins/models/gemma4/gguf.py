@@ -197,7 +197,7 @@ def see(source: Source) -> Seen:
         **require_tokens(source.model, TOKENS),
         **{name: known[token] for name, token in SILENT.items() if token in known},
     }
-    said = (*sight.missing, f"images of {budget} tokens at most")
+    said = (*sight.missing, f"images of at most {budget} tokens")
     return Seen(config, {"preprocessor_config.json": processor}, said)
 
 

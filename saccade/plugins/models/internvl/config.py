@@ -60,7 +60,7 @@ def _square(section: Section, name: str, default: int) -> int:
     """Return a field that is one number, or two equal ones."""
     sides = set(section.integers(name, default=(default,)))
     if len(sides) != 1 or min(sides) < 1:
-        raise CheckpointError(f"{section.where}: {name} must be one figure, or two that are equal")
+        raise CheckpointError(f"{section.where}: {name} must be one number, or two equal numbers")
     return sides.pop()
 
 
@@ -87,7 +87,7 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
         raise CheckpointError(f"{config.where}: vision_feature_layer must be -1, the last")
     if config.text("vision_feature_select_strategy", default="default") != "default":
         raise CheckpointError(
-            f'{config.where}: vision_feature_select_strategy must be "default": without class token'
+            f'{config.where}: vision_feature_select_strategy must be "default" (without the class token)'
         )
     if not vision.flag("use_absolute_position_embeddings", default=True):
         raise CheckpointError(

@@ -161,14 +161,14 @@ def read_images(processor: Section, vision: SiglipConfig) -> SplitRules:
     side = tile.integer("longest_edge", default=364)
     if side != vision.side:
         raise CheckpointError(
-            f"{tile.where}: longest_edge is {side}, but the vision tower was made for {vision.side}"
+            f"{tile.where}: longest_edge is {side}, but the vision encoder requires {vision.side}"
         )
     size = processor.section("size")
     edge = size.integer("longest_edge", default=4 * 364)
     most = min(LONGEST, MAX_ACROSS * side)
     if not 2 <= edge <= most or edge % 2:
         raise CheckpointError(
-            f"{size.where}: longest_edge is {edge}, but must be even, and at most {most}"
+            f"{size.where}: longest_edge is {edge}; it must be even, and at most {most}"
         )
     colours = read_colours(processor, HALF, HALF)
     split = processor.flag("do_image_splitting", default=True)
