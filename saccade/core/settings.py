@@ -101,8 +101,8 @@ class AdapterSettings(SharedOptions):
     """LoRA adapters that requests can select."""
 
     lora: tuple[str, ...] = ()
-    """An adapter as PEFT writes it (LoRA), NAME=FOLDER. Repeat the option for several. Requests
-    choose one by the field model. POST /v1/load_lora_adapter loads more.
+    """A LoRA adapter in PEFT's format, NAME=FOLDER. Repeat the option for several. Requests
+    select one by the field model. POST /v1/load_lora_adapter loads more.
     """
     max_loras: int = tuned(16, "Maximum loaded adapters. 0 disables loading.")
 

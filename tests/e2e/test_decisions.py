@@ -138,7 +138,7 @@ def test_openais_sdk_is_answered(server: Server) -> None:
             "two of them are equal",
         ),
         ({"input": []}, "input", "empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "references to earlier responses"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "earlier responses"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(

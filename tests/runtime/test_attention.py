@@ -280,8 +280,8 @@ def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: str) ->
     with pytest.raises(ConfigError) as refused:
         pick_attention(name, Ops(), CPU, torch.float32)
     assert str(refused.value) == (
-        f"--attention-backend {name}: it does not run on cpu in float32; here: auto, sdpa, "
-        "reference"
+        f"--attention-backend {name}: it does not run on cpu in float32; available are "
+        "auto, sdpa, reference"
     )
 
 

@@ -37,8 +37,8 @@ from saccade.front.unread_fields import IgnoredFields, SpokenAnswer, Unsupported
 from saccade.plugin import Plugin
 
 _ABOUT = (
-    "A server for models that read text, images, PDFs and videos. It speaks the APIs of OpenAI and "
-    "Anthropic, and it keeps the work on an image: sent again, an image costs a hash."
+    "A server for models that read text, images, PDFs and videos. It has the APIs of OpenAI and "
+    "Anthropic. A repeated image costs only a hash."
 )
 _EVENTS = "Server-sent events, if the request sets stream: each is `data:` and a JSON text."
 
@@ -68,7 +68,7 @@ def describe(plugins: tuple[Plugin, ...]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        "servers": [{"url": "/", "description": "The server that this document is of"}],
+        "servers": [{"url": "/", "description": "The server that this document describes"}],
     }
     _complete(document["components"])
     return document

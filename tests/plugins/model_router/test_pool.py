@@ -173,11 +173,15 @@ async def test_so_many_requests_wait_and_no_more() -> None:
         world.starting.clear()
         waiting = [asyncio.create_task(ask(pool, "a", str(number))) for number in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match=r"3 requests are waiting for the model 'a'; the limit is 3.*\(queue\)"):
+        with pytest.raises(
+            Overloaded, match=r"3 requests are waiting for the model 'a'.*limit is 3 \(queue\)"
+        ):
             await ask(pool, "a", "another")
         waiting += [asyncio.create_task(ask(pool, "b", str(number))) for number in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match=r"5 requests are waiting for models; the limit is 5.*\(max-waiting\)"):
+        with pytest.raises(
+            Overloaded, match=r"5 requests are waiting for models.*limit is 5 \(max-waiting\)"
+        ):
             await ask(pool, "b", "another")
         world.starting.set()
         assert await asyncio.gather(*waiting) == ["a", "a", "a", "b", "b"]

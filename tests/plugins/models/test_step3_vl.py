@@ -270,7 +270,7 @@ REFUSED: Refusals = {
         ({"vision_config": {"use_cls_token": True}}, "use_cls_token must be false"),
         ({"vision_config": {"ues_cls_token": True}}, "ues_cls_token must be false"),
         ({"vision_config": {"use_rope2d": False}}, "use_rope2d must be true"),
-        ({"vision_config": {"image_size": 50}}, "image_size 50 must be a multiple of 4 patches of 4"),
+        ({"vision_config": {"image_size": 50}}, "image_size 50 must be a multiple of 4 patches"),
         ({"vision_config": {"heads": 5}}, "multiple of 4 values for each of 5 heads"),
         ({"understand_projector_stride": 1}, "understand_projector_stride must be 2"),
         ({"text_config": {"model_type": "step3p5"}}, "'step3p5' is not supported"),

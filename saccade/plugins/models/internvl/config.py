@@ -87,7 +87,8 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
         raise CheckpointError(f"{config.where}: vision_feature_layer must be -1, the last")
     if config.text("vision_feature_select_strategy", default="default") != "default":
         raise CheckpointError(
-            f'{config.where}: vision_feature_select_strategy must be "default" (without the class token)'
+            f'{config.where}: vision_feature_select_strategy must be "default" (without the '
+            "class token)"
         )
     if not vision.flag("use_absolute_position_embeddings", default=True):
         raise CheckpointError(
