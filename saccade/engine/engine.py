@@ -411,7 +411,6 @@ class Engine:
             self._send_masks()
 
     def _send_masks(self) -> None:
-        """Send masks as soon as they are available, because the worker may be waiting for them."""
         if self._language is None:
             return
         masks, deltas = self._language.take_masks()

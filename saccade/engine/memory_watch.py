@@ -121,7 +121,7 @@ class MemoryWatch:
         return bool(pixels or embeddings or pages)
 
     def _release_unused(self) -> None:
-        """Release unused memory: of this process now, and of the workers with the next plan."""
+        """Release unused memory of this process now, and of the workers with the next plan."""
         pixels = self._arena.release(self._scheduler.image_scheduler.slots.holes)
         self._metrics.inc(RELEASED_PART, pixels, what="pixels")
         self._scheduler.release_memory()

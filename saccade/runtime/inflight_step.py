@@ -171,7 +171,7 @@ class Step:
         return reading and time.monotonic() > self._begun + LATE_SECONDS
 
     def _awaits(self) -> bool:
-        """Return True if background work is in progress, and none has finished that must be
+        """Return True if background work is in progress, and no finished work has to be
         reported.
         """
         vision, disk, pages = self._vision, self._disk, self._pages

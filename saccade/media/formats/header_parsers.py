@@ -128,7 +128,6 @@ def _read_codestream(data: Encoded, at: int) -> Probe:
 
 
 def _boxes(data: Encoded, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (type, start, end) for the content of each box."""
     for _ in range(MAX_PARTS):
         if at + 8 > end:
             return

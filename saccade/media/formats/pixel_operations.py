@@ -46,7 +46,6 @@ def _antialiased(mode: str) -> Resampler:
 
 @cache
 def _find_compiled() -> Callable[[Pixels, Pixels, str], bool] | None:
-    """Return the CPU backend's resize function, if any."""
     backend = find_backend("cpu")
     if backend is None or backend.resize is None:
         return None

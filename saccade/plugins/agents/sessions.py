@@ -227,7 +227,9 @@ class Sessions:
     def _cuts(
         self, turn: SessionTurn, answer: Message
     ) -> Iterator[tuple[tuple[Message, ...], TrimRule | None]]:
-        """Yield the known messages of possible next requests, with the rule that predicts them."""
+        """Yield the known messages of possible next requests, each with the rule that predicts
+        them.
+        """
         session, messages = turn.session, turn.chat.messages
         if (asked := find_extra(turn.asked.extras, AskedEdit)) is not None:
             foreseen = asked.edit.foreseen((*messages, answer), turn.edited)
@@ -340,13 +342,13 @@ def _remember(rules: OrderedDict[K, TrimRule], key: K, rule: TrimRule) -> None:
 
 
 def _goes_on(session: ChatSession, known: set[bytes]) -> bool:
-    """Return True if a session's last answer, or else its last message, is among the messages."""
+    """Return True if a session's last answer, or else its last message, is in `known`."""
     answered = any(answer.name in known for answer in session.answers)
     return answered or session.outline[-1].name in known
 
 
 def _likeness(session: ChatSession, known: set[bytes]) -> int:
-    """Count a session's messages that are known, minus those that are not."""
+    """Count a session's messages that are in `known`, minus those that are not."""
     names = {message.name for message in session.outline[-MAX_COMPARED:]}
     return len(names & known) - len(names - known)
 

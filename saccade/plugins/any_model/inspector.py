@@ -119,7 +119,7 @@ class Questions:
         return ModelFacts(self._config.model_type, self._class.__name__, text, images)
 
     def _joints(self, image: SizeFacts) -> Joints:
-        """Return the rules for the tokens between such images and text, and between two images."""
+        """Return the rules for the tokens between an image and text, and between two images."""
         mark, tokens = self._processor.image_token, image.tokens
         blank = PIL.Image.new("RGB", image.size[::-1], (GREY, GREY, GREY))
         theirs = {}

@@ -142,7 +142,6 @@ class TranslateActions:
         return Screen.in_pixels(size, self._resized(size) if shot is None else shot.seen)
 
     def _resized(self, size: Point) -> Point:
-        """Return the (width, height) at which the model gets an image."""
         canvas = self._spec.recipe(size[1], size[0], self._spec.pixel_bounds).canvas
         return canvas[1], canvas[0]
 

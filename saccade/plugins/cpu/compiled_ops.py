@@ -40,7 +40,6 @@ def find_compiled_op(
 
 
 def _call(kernel: Kernel, *numbers: int) -> MachineCall:
-    """Return the call of a kernel with a single work item."""
     return kernel.function, [0, 1, *numbers]
 
 

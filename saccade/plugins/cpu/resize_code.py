@@ -163,7 +163,6 @@ def _resize_width(module: Value, vectors: Vectors) -> None:
 
 
 def _four_pixels(module: Value, b: Value, source: Value) -> Value:
-    """Load four pixels, without reading beyond them."""
     four, bits = ir.VectorType(I32, 4), ir.VectorType(I1, 4)
     part = declare_intrinsic(module, "llvm.masked.load.v4i32.p0", four, PTR, I32, bits, four)
     nothing = ir.Constant(four, [0] * 4)
@@ -171,7 +170,6 @@ def _four_pixels(module: Value, b: Value, source: Value) -> Value:
 
 
 def _beside(b: Value, vectors: Vectors, parts: list[Value]) -> Value:
-    """Concatenate several vectors of bytes."""
     while len(parts) > 1:
         count = 2 * parts[0].type.count
         order = ir.Constant(ir.VectorType(I32, count), list(range(count)))

@@ -207,7 +207,6 @@ class EncodeScheduler:
         return found
 
     def _note(self, sequence: Sequence, place: Place) -> None:
-        """Record where the image was found."""
         key = sequence.request.images[0].key
         if (encoded := sequence.encoded.get(key)) is not None:
             missed, source, tiles = encoded

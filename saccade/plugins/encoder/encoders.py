@@ -224,7 +224,6 @@ class Encoders:
                 log.warning("--encoders: %s", error)
 
     def _name(self, urls: Sequence[str]) -> None:
-        """Replace the list of encoders. Raises ConfigError."""
         before = self._encoders
         every = [before.get(url) or _Encoder(url) for url in urls]
         self._encoders = {each.name: each for each in every}

@@ -140,7 +140,6 @@ class Fetcher:
         raise ImageError(why, code="image_unreachable")
 
     async def _begin(self, trip: _Trip) -> None:
-        """Wait for the turn of a fetch, then start its timeout."""
         if trip.clock.when() is None:
             await self._turns.wait(trip.flight.ticket, PATIENCE * self._options.fetch_timeout)
             now = asyncio.get_running_loop().time()
@@ -332,7 +331,6 @@ class Fetcher:
 
 
 def _joined(url: httpx.URL, location: str) -> httpx.URL:
-    """Return the target of a redirect. Raises ImageError."""
     try:
         return url.join(location)
     except (httpx.InvalidURL, UnicodeError) as error:

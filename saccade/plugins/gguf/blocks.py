@@ -97,7 +97,6 @@ class BlockTensor(StoredTensor):
         return plain and self.blocks.kinds in ({"Q4_0"}, *([{"Q4_1"}] if cpu else []))
 
     def _stored(self, part: Part) -> int:
-        """Return the bytes of a slice in the file."""
         wanted, whole = torch.Size(part.wanted).numel(), torch.Size(part.shape).numel()
         return self.blocks.made.nbytes * wanted // max(1, whole)
 

@@ -99,7 +99,6 @@ def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
 
 
 def _json_files(parts: Sequence[GgufFile], tower: GgufFile | None) -> dict[str, str]:
-    """Return the contents of the JSON files by name."""
     first = parts[0]
     configs = make_configs(first, tower, {name for each in parts for name in each.tensors})
     for each in (*parts, *((tower,) if tower else ())):

@@ -75,7 +75,6 @@ class Compiler:
             raise
 
     def _pass_on(self) -> None:
-        """Grant the next turn to the client that has waited longest."""
         while self._waiting:
             client = next(iter(self._waiting))
             turns = self._waiting.pop(client)

@@ -247,7 +247,7 @@ def _parsed(text: str) -> Any:
 
 
 def _number(word: str) -> Any:
-    """Parse a number. If JSON readers may not support it, return the model's digits as raw JSON."""
+    """Parse a number. If JSON readers may not support it, return it as raw JSON."""
     value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
     fits = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
     return value if fits else msgspec.Raw(word.encode())

@@ -460,7 +460,6 @@ class ModelPool:
         model.life = asyncio.create_task(self._live(model))
 
     async def _live(self, model: ManagedModel) -> None:
-        """Run a model's server from start to end."""
         reason: StopReason = "shutdown"
         try:
             model.server = self._start_server(model)
@@ -507,7 +506,6 @@ class ModelPool:
         self._admit(model)
 
     def _admit(self, model: ManagedModel) -> None:
-        """Let the waiting requests use the server."""
         assert model.fleet is not None
         for waiter in model.waiting:
             if not waiter.granted.done():

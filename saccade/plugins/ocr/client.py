@@ -155,7 +155,7 @@ class PageReader:
             ) from None
 
     async def _post(self, path: str, **content: Any) -> Any:
-        """Return the JSON of a response. Retries if the server is busy."""
+        """Return the JSON of a response, with retries while the server is busy."""
         for number in range(1, TRIES + 1):
             try:
                 reply = await self._http.post(self._address + path, **content)

@@ -141,7 +141,6 @@ def _encoder(deploy: DeployOptions) -> dict[str, Any]:
 
 
 def _server(deploy: DeployOptions) -> dict[str, Any]:
-    """Return the settings for all replicas that own a server."""
     return {
         "max_ongoing_requests": deploy.max_ongoing,
         "logging_config": {"enable_access_log": False},  # the ingress polls once per second

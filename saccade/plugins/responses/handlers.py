@@ -228,7 +228,6 @@ class _Responses:
     async def _asked(
         self, scope: Scope, receive: Receive, read_body: ReadBody = read_json
     ) -> AsyncIterator[tuple[ResponseAsked, BufferedBody]]:
-        """Read a request, and reserve its memory."""
         async with self._handler.admission.admit(scope, receive, read_body) as (body, held):
             reader = partial(read_responses, refuse_tools=self._refuse_tools)
             inquiry = await self._handler.read_body(reader, body)
@@ -447,7 +446,6 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
 
 
 def _given(value: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a struct that are not None."""
     fields = msgspec.structs.asdict(value)
     return {name: each for name, each in fields.items() if each is not None}
 

@@ -222,7 +222,6 @@ def _tool_set(form: ResponseForm) -> ToolSet | None:
 def _tool_choice(
     choice: str | dict[str, Any] | None, given: Sequence[dict[str, Any]], tools: Sequence[Tool]
 ) -> Any:
-    """Convert OpenAI's choice to the format of chats. Raises InvalidRequest with the field."""
     computer = any(map(is_computer, given))
     if choice is None or choice in ("none", "auto", "required"):
         return choice

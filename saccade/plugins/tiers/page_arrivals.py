@@ -436,7 +436,9 @@ class PageArrivals:
             self._end(arrival)
 
     def _cut(self, arrival: Arrival, index: int) -> None:
-        """Give up the pages of a load from `index` on."""
+        """Stop loading the pages of an arrival from `index` on, and free their pages in the
+        pool.
+        """
         names = arrival.names[index : arrival.whole]
         if arrival.state is not None and index < len(arrival.names):
             names.append(arrival.state)

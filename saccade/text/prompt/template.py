@@ -467,7 +467,6 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in `path`, or an empty one if the file is missing."""
     if not path.is_file():
         return {}
     try:

@@ -124,7 +124,6 @@ def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
 
 
 def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
-    """Read the rotary embedding of one type of layer."""
     full = kind == "full_attention"
     rope = text.section("rope_parameters").section(kind)
     if full:

@@ -57,7 +57,6 @@ class InternVisionConfig(TileConfig):
 
 
 def _square(section: Section, name: str, default: int) -> int:
-    """Return a field that is one number, or two equal ones."""
     sides = set(section.integers(name, default=(default,)))
     if len(sides) != 1 or min(sides) < 1:
         raise CheckpointError(f"{section.where}: {name} must be one number, or two equal numbers")
