@@ -122,7 +122,8 @@ def whole(size: Size, grid: Grid = (), resample: Resample = "bicubic") -> Prepro
 
 
 def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> PreprocessParams:
-    """Return parameters that put the image on the canvas twice, at `upper` above `lower` size.
+    """Return parameters that put the image on the canvas twice: resized to `upper`, and below that
+    resized to `lower`.
 
     The canvas is black to the right of the narrower one.
     """

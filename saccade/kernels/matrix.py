@@ -284,7 +284,7 @@ class Fp8Matrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Matrix(Matrix):
-    """A 4-bit matrix:
+    """A 4-bit matrix, whose packed numbers are in `words`:
 
     matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
     """

@@ -163,7 +163,8 @@ class Sessions:
         """Find a request's session, or create one, and learn from its changes.
 
         `opened`: the images of the request's chat in order. `edited`: an edit of the request has
-        shortened the chat. Returns None if the chat is too long to follow, or has no answers left.
+        shortened the chat. Returns None if the chat is too long to follow, or contains no earlier
+        answer.
         """
         chat = request.chat
         if len(chat.messages) > MAX_MESSAGES or not chat.goes_on:

@@ -154,7 +154,7 @@ def counted_token(
                 else ("tokens by a rule that no KV cache supports")
             )
             raise Unservable(
-                f"its layer {layer} attends to {seen}; by its configuration to "
+                f"its layer {layer} attends to {seen}; its configuration specifies "
                 f"{window or 'all tokens'}"
             )
     return state

@@ -38,7 +38,7 @@ log = logging.getLogger("saccade")
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """A screenshot."""
+    """A screenshot in the chat, before and after it was resized for the model."""
 
     message: int  # the index of its message
     size: Point  # (width, height) of the image

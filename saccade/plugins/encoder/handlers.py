@@ -171,8 +171,8 @@ def source_of(wanted: EmbeddingRequest, body: bytes, rules: VideoRules | None) -
     most = rules.frames if rules else 0
     if not 1 <= len(sizes) <= min(most, count) or min(sizes) < 1 or sum(sizes) != len(body):
         raise InvalidRequest(
-            f"{REQUEST_HEADER}: nbytes is {str(sizes)[:100]}: it must be the sizes of 1 to {most} "
-            f"frames, which the body's {len(body)} bytes are",
+            f"{REQUEST_HEADER}: nbytes is {str(sizes)[:100]}: it must list the sizes of 1 to "
+            f"{most} frames, whose sum is the body's {len(body)} bytes",
             REQUEST_HEADER,
         )
     if count > MAX_FRAMES:

@@ -130,7 +130,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], kept: bool = False) -> None:
-        """Start a response. `stops` are not empty strings."""
+        """Start a response. `stops` must not contain empty strings."""
         assert all(stops)
         self.found: str | None = None
         """The stop string that ended the response."""

@@ -205,7 +205,7 @@ def hybrid_layer(
 ) -> DecoderLayer[GatedAttention | GatedDelta]:
     """Build one layer.
 
-    name: the name of a layer that is not one of the language model's, and has attention.
+    name: the name of a layer outside of the language model (an MTP head's). It has full attention.
     """
 
     def mixer(name: str) -> GatedAttention | GatedDelta:
