@@ -81,7 +81,7 @@ def test_an_unknown_architecture_lists_the_known_ones(
 def test_an_architecture_that_transformers_does_not_know_is_refused_by_name(folder: Path) -> None:
     edit(folder / "config.json", lambda data: data.update(architectures=["NobodysForCausalLM"]))
     with pytest.raises(
-        CheckpointError, match=r"config\.json: NobodysForCausalLM is none of transformers' models"
+        CheckpointError, match=r"config\.json: NobodysForCausalLM is not a model for text"
     ):
         load_spec(folder)
 

@@ -307,7 +307,9 @@ def test_every_device_has_a_backend_that_knows_windows() -> None:
 
 
 def test_a_backend_that_is_no_graph_is_refused_where_steps_are_graphs() -> None:
-    with pytest.raises(ConfigError, match=r"sdpa: its steps are no graphs.*--disable-cuda-graph"):
+    with pytest.raises(
+        ConfigError, match=r"sdpa: its steps cannot be captured.*--disable-cuda-graph"
+    ):
         pick_attention("sdpa", Ops(), CPU, torch.float32, graphs=True)
 
 

@@ -374,7 +374,11 @@ SCALE = UP + "weight_scale_inv"
 @pytest.mark.parametrize(
     ("name", "change", "wrong"),
     [
-        (UP + "weight", None, r"no file has the tensor .*up_proj\.weight, which config\.json asks"),
+        (
+            UP + "weight",
+            None,
+            r"no file has the tensor .*up_proj\.weight, which config\.json requires",
+        ),
         (SCALE, None, r"no file has the tensor .*up_proj\.weight_scale_inv, the scales of"),
         (SCALE, lambda t: t[:-1], rf"tensor {SCALE} is \[5, 3\], but .* \[6, 3\]"),
         (SCALE, lambda t: t.t(), rf"tensor {SCALE} is \[3, 6\], but .* \[6, 3\]"),
@@ -405,7 +409,7 @@ def test_what_is_wrong_with_scales_is_named(
 def test_a_truncated_file_of_scales_is_named(spoiled: Path) -> None:
     file = spoiled / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not complete"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or incomplete"):
         load(spoiled, "none")
 
 

@@ -365,7 +365,10 @@ def test_code_of_a_checkpoint_is_neither_run_nor_asked_about(
     except CheckpointError as refused:
         words = str(refused)
     said = capfd.readouterr()
-    reason = {"config.json": "their own code", "processor_config.json": "no processor class"}
+    reason = {
+        "config.json": "their own code",
+        "processor_config.json": "processor class is not in transformers",
+    }
     assert reason.get(file, "") in words
     assert "trust_remote_code" not in words + said.out + said.err
     assert not said.out and "[y/N]" not in said.err
@@ -414,14 +417,14 @@ def test_what_transformers_does_not_load_ends_with_its_reason(tmp_path: Path) ->
     folder = changed(tmp_path, "llama", "config.json", hidden_act="none of these")
     (folder / "folder.json").mkdir()  # is read by nobody
     spec = load_spec(folder)
-    with pytest.raises(CheckpointError, match="transformers does not load it: 'none of these'"):
+    with pytest.raises(CheckpointError, match="transformers cannot load it: 'none of these'"):
         load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_an_inspector_that_dies_is_said_to_have_ended(tmp_path: Path) -> None:
     inspector = Inspector(OwnProcessor(str(make_any(tmp_path, "llama"))))
     inspector.ask(ModelQuestion())
-    with pytest.raises(CheckpointError, match="that asks transformers about it ended with status"):
+    with pytest.raises(CheckpointError, match="that loads it with transformers ended with status"):
         inspector.ask(SizeQuestion((0, 0)))  # of a model without images
 
 

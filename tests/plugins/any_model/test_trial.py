@@ -252,13 +252,13 @@ def test_rows_of_a_mark_are_learned_if_all_images_have_the_same() -> None:
     theirs[1] = theirs[3] = 2.0
     found = learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({7}))
     assert list(found) == [7] and torch.equal(found[7], theirs[1])
-    with pytest.raises(Unservable, match=r"another row at token 1 \(id 7\)"):
+    with pytest.raises(Unservable, match=r"a different input at token 1 \(id 7\)"):
         learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({6}))
     theirs[3] = 3.0
-    with pytest.raises(Unservable, match="rows of its own in place of token 7"):
+    with pytest.raises(Unservable, match="its own inputs instead of token 7"):
         learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({7}))
     theirs[3] = 1.0
-    with pytest.raises(Unservable, match="two kinds of rows for token 7"):
+    with pytest.raises(Unservable, match="two different inputs for token 7"):
         learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({7}))
 
 

@@ -78,15 +78,15 @@ BAD = {
     "long text": (head(0, 1, struct.pack("<Q", 1 << 60) + bytes(8)), "a text of"),
     "long array": (head(0, 1, array("a", 4, HUGE)), f"{HUGE} values of a; the limit is"),
     "array without room": (head(0, 1, array("a", 8, 1 << 20)), "values of a do not fit"),
-    "array of arrays": (head(0, 1, array("a", 9, 1)), "an array of kind 9"),
-    "unknown kind": (head(0, 1, text("a") + struct.pack("<I", 77)), "a is of kind 77"),
+    "array of arrays": (head(0, 1, array("a", 9, 1)), "an array of type 9"),
+    "unknown kind": (head(0, 1, text("a") + struct.pack("<I", 77)), "a has the unknown type 77"),
     "no text": (head(0, 1, struct.pack("<Q", 2) + b"\xff\xfe" + bytes(8)), "not UTF-8"),
     "no dimensions": (head(1, 0, text("t") + bytes(24)), "0 dimensions"),
     "many dimensions": (head(1, 0, tensor("t", (1,) * 9)), "9 dimensions"),
     "unknown format": (head(1, 0, tensor("t", (32,), 999)), "format 999.*upgrade that package"),
     "no values": (head(1, 0, tensor("t", (0, 4))), r"tensor t is \[4, 0\]"),
     "overflow": (head(1, 0, tensor("t", (1 << 63, 1 << 63))), "tensor t is"),
-    "half a block": (head(1, 0, tensor("t", (33,), 8)), "which no tensor of format Q8_0 is"),
+    "half a block": (head(1, 0, tensor("t", (33,), 8)), "not a possible shape for format Q8_0"),
     "outside": (head(1, 0, tensor("t", (32,), 0, 1 << 62)), "tensor t ends at byte"),
     "cut values": (head(1, 0, tensor("t", (1 << 30,))), "download it again"),
     "twice": (head(2, 0, tensor("t", (1,)) * 2 + bytes(64)), "duplicate tensor name"),
@@ -168,7 +168,7 @@ def test_files_that_do_not_belong_together_are_refused(
     files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     second = write_files(gguf_checkpoint("qwen2_5_vl"), tmp_path, Kind.F32)
-    with pytest.raises(CheckpointError, match=r"a tower of qwen2\.5vl_merger.*not go with qwen3vl"):
+    with pytest.raises(CheckpointError, match=r"of type qwen2\.5vl_merger.*not belong to qwen3vl"):
         write_folder([files.model], second.mmproj)
     with pytest.raises(CheckpointError, match=r"has no vision encoder"):
         write_folder([files.model], second.model)
@@ -181,7 +181,7 @@ def test_files_that_do_not_belong_together_are_refused(
     with pytest.raises(CheckpointError, match="64 values, but the language model expects 128"):
         make_configs(narrow, read_header(files.mmproj), names)
     flat = changed(files.model, qwen3vl__n_deepstack_layers=3)
-    with pytest.raises(CheckpointError, match=r"2 extra levels .* model\.gguf .* takes 3"):
+    with pytest.raises(CheckpointError, match=r"2 extra levels .* model\.gguf .* expects 3"):
         make_configs(flat, read_header(files.mmproj), names)
 
 
@@ -190,9 +190,9 @@ def test_a_tower_with_levels_that_the_model_does_not_take_is_refused(
     files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path, model: str
 ) -> None:
     hybrid = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
-    with pytest.raises(CheckpointError, match=r"2 extra levels .* takes 0: give the --mmproj"):
+    with pytest.raises(CheckpointError, match=r"2 extra levels .* expects 0: pass the --mmproj"):
         write_folder([hybrid.model], files.mmproj)
-    with pytest.raises(CheckpointError, match=r"0 extra levels .* takes 2: give the --mmproj"):
+    with pytest.raises(CheckpointError, match=r"0 extra levels .* expects 2: pass the --mmproj"):
         write_folder([files.model], hybrid.mmproj)
     assert write_folder([hybrid.model], hybrid.mmproj)
     # Some converters list the levels of a tower that has none.
@@ -243,7 +243,7 @@ def test_parts_that_are_missing_are_named(files: Files, tmp_path: Path) -> None:
         make_configs(read_header(files.model), bare, set())
     part = tmp_path / "model-00001-of-00002.gguf"
     part.write_bytes(files.model.read_bytes())
-    with pytest.raises(CheckpointError, match=r"other parts are not there: model-00002-of-00002"):
+    with pytest.raises(CheckpointError, match=r"other parts are missing: model-00002-of-00002"):
         resolve_checkpoint(str(part))
 
 
@@ -269,7 +269,7 @@ def test_a_file_is_chosen_by_its_name_or_what_tells_it_from_others() -> None:
     assert choose(NAMES[3:4] + NAMES[:1], None, "x") == "A-Q4_K_M.gguf"
     for wanted in ("Q4_K", "Q2_K", None):
         with pytest.raises(
-            CheckpointError, match=r"name one, as in x:A-Q4_K_M\.gguf \(there are: A-Q4_K_M"
+            CheckpointError, match=r"select one, as in x:A-Q4_K_M\.gguf \(there are: A-Q4_K_M"
         ):
             choose(NAMES, wanted, "x")
 

@@ -192,7 +192,7 @@ async def test_one_client_gets_half_of_the_places() -> None:
         world.starting.clear()
         waiting = [asyncio.create_task(ask(pool, "a", "greedy")) for _ in range(4)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="4 of your requests wait"):
+        with pytest.raises(Overloaded, match="4 of your requests are waiting"):
             await ask(pool, "b", "greedy")
         waiting.append(asyncio.create_task(ask(pool, "b", "modest")))
         await asyncio.sleep(0)

@@ -210,7 +210,7 @@ YARN = {"full_attention": {"rope_type": "yarn"}}
 REFUSED: Refusals = {
     "config.json": [
         ({"mm_tokens_per_image": 8}, "mm_tokens_per_image 8 must be the square"),
-        ({"mm_tokens_per_image": 16}, "no square that divides 6 x 6 patches"),
+        ({"mm_tokens_per_image": 16}, "must be the square of a number that divides 6"),
         ({"image_token_index": 600}, "600 is not in the vocabulary of 600"),
         ({"text_config": {"attn_logit_softcapping": 50.0}}, "softcapping 50.0 is not supported"),
         (

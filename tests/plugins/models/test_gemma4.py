@@ -377,7 +377,7 @@ REFUSED: Refusals = {
             "'full' is not a layer index",
         ),
         ({"image_token_id": 600}, "600 is not in the vocabulary of 600"),
-        ({"text_config": {"pad_token_id": 600}}, "pad_token_id 600 is beyond"),
+        ({"text_config": {"pad_token_id": 600}}, "pad_token_id 600 is not in"),
         ({"vision_config": {"model_type": "clip"}}, "'clip' is not supported"),
         ({"vision_config": {"num_key_value_heads": 2}}, "4 heads of 12 values over"),
         ({"vision_config": {"position_embedding_size": 20}}, "20 positions are too"),

@@ -140,7 +140,7 @@ REFUSED: Refusals = {
             {"max_image_size": {"longest_edge": 364}},
             "longest_edge is 364, but the vision encoder requires 56",
         ),
-        ({"size": {"longest_edge": 9000}}, "is 9000, but must be even"),
+        ({"size": {"longest_edge": 9000}}, "is 9000; it must be even"),
         ({"resample": 0}, "resample 0 is not supported"),
         ({"do_resize": False}, "do_resize false is not supported"),
     ],

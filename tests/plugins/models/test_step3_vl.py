@@ -274,7 +274,7 @@ REFUSED: Refusals = {
         ({"vision_config": {"heads": 5}}, "multiple of 4 values for each of 5 heads"),
         ({"understand_projector_stride": 1}, "understand_projector_stride must be 2"),
         ({"text_config": {"model_type": "step3p5"}}, "'step3p5' is not supported"),
-        ({"image_token_id": 70_000}, "beyond the vocabulary"),
+        ({"image_token_id": 70_000}, "not in the vocabulary"),
     ],
     "preprocessor_config.json": [
         ({"size": {"height": 64}}, "height is 64, but the vision encoder requires 48"),

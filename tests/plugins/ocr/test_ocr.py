@@ -157,7 +157,7 @@ def test_a_page_that_fails_costs_no_other_and_is_tried_again(
     assert run(paths[0], broken, *paths[1:], output=output) == 1
     told = capsys.readouterr().err
     assert "error: 2.png: refused by script" in told
-    assert "error: broken.pdf.png: it is no PDF and no image" in told and "2 failed" in told
+    assert "error: broken.pdf.png: it is not a PDF or an image" in told and "2 failed" in told
     assert output.read_text() == (
         "<!-- 1.png -->\n\ntext 1\n\n"
         "<!-- broken.pdf.png: it is not a PDF or an image, or it is damaged: use PDF, PNG, JPEG, "

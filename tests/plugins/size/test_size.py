@@ -85,8 +85,8 @@ def test_a_gpu_that_is_not_here_is_sized_by_its_memory() -> None:
     [
         ({"memory": "24"}, "--memory = '24': write a size"),
         ({"memory": "0GiB"}, "--memory = '0GiB': write a size"),
-        ({"tokens": 0}, "--tokens 0: give 1 to 32768"),
-        ({"tokens": 10**6}, "--tokens 1000000: give 1 to 32768"),
+        ({"tokens": 0}, "--tokens 0: must be from 1 to 32768"),
+        ({"tokens": 10**6}, "--tokens 1000000: must be from 1 to 32768"),
         ({"limits": (10**6, None, None)}, "--context-length 1000000"),
     ],
 )
