@@ -130,7 +130,7 @@ def test_two_ranks_cut_four_bits_at_groups_or_make_them_whole(
 def test_groups_that_no_product_takes_are_made_whole(pair: Pair, four: None) -> None:
     quantised, twin = pair("w4a16 zero points")
     net, line = load(quantised, "auto")
-    assert line.startswith("20 quantised matrices") and line.endswith(
+    assert line.startswith("20 quantized matrices") and line.endswith(
         "(scales of 16 inputs, not of a multiple of 32)"
     )
     assert torch.equal(logits(net), logits(load(twin, "auto")[0]))
@@ -142,7 +142,7 @@ def test_packed_matrices_may_be_made_int8(pair: Pair) -> None:
     net, line = load(quantised, "int8")
     assert all(isinstance(matrix, Int8Matrix) for matrix in projections(net))
     assert torch.equal(logits(net), logits(load(twin, "int8")[0]))
-    assert "made at load" in line and "20 quantised matrices" in line
+    assert "made at load" in line and "20 quantized matrices" in line
 
 
 @pytest.mark.first
