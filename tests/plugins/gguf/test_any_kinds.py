@@ -223,8 +223,8 @@ IN_TOWERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "colours": ("pixtral", {"clip.vision.image_mean": [0.5]}, "image_mean must be a list of 3"),
 }
 IN_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "width": ("pixtral", {"llama.embedding_length": 128}, "puts out 64 values, .* takes 128"),
-    "width of GLM": ("glm4v", {"glm4.embedding_length": 128}, "puts out 64 values, .* takes 128"),
+    "width": ("pixtral", {"llama.embedding_length": 128}, "has 64 values, .* expects 128"),
+    "width of GLM": ("glm4v", {"glm4.embedding_length": 128}, "has 64 values, .* expects 128"),
     "no marks": ("pixtral", {"tokenizer.ggml.tokens": ["[IMG]"]}, r"has no \[IMG_BREAK\]"),
     "sections": ("glm4v", {SECTIONS: [1, 2]}, "dimension_sections must be a list of 3 numbers"),
     "no sections": ("glm4v", {SECTIONS: None}, "dimension_sections is missing"),

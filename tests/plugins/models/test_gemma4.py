@@ -379,7 +379,7 @@ REFUSED: Refusals = {
         ({"image_token_id": 600}, "600 is not in the vocabulary of 600"),
         ({"text_config": {"pad_token_id": 600}}, "pad_token_id 600 is not in"),
         ({"vision_config": {"model_type": "clip"}}, "'clip' is not supported"),
-        ({"vision_config": {"num_key_value_heads": 2}}, "4 heads of 12 values over"),
+        ({"vision_config": {"num_key_value_heads": 2}}, "4 heads of 12 values with"),
         ({"vision_config": {"position_embedding_size": 20}}, "20 positions are too"),
     ],
     "preprocessor_config.json": [
