@@ -324,10 +324,10 @@ class Sequence:
             yield span.start if apart else start, image
 
     def match(self, tokens: int) -> None:
-        """Record a prefix cache hit of `tokens` for a waiting sequence.
+        """Record that the prefix cache has the first `tokens` tokens of a waiting sequence.
 
-        If its length differs from the length at the last lookup, clear `blocked`, because the next
-        image to encode may be a different one.
+        If that number has changed since the last lookup, clear `blocked`: the next image to encode
+        may be a different one.
         """
         if tokens != self.matched:
             self.blocked = None

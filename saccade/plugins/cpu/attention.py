@@ -64,7 +64,10 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """Which queries attend to which keys, as in `attention_call.FIELDS`."""
+    """The blocks of queries of an attention call, and the keys that each block attends to.
+
+    `attention_call` describes the columns of `table` (BLOCK_FIELDS).
+    """
 
     rows: torch.Tensor  # [chunks * CHUNK] int64: each key's index in k and v, -1 for padding
     table: torch.Tensor  # [blocks, BLOCK_FIELDS] int64

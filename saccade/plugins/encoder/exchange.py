@@ -40,7 +40,7 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """The header of an embedding."""
+    """The header that an encoder sends before an embedding's bytes."""
 
     tower: Tower
     num_tokens: int

@@ -77,8 +77,14 @@ WEIGHTS = "config_groups.group_0.weights"
         (GPTQ | {"bits": 3}, "gptq of 3 bits"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         (GPTQ | {"dynamic": {"-:.*down.*": {}}}, "gptq with dynamic"),
-        (changed("sparsity_config", {"format": "sparse-24-bitmask"}), "sparsity_config: this is not"),
-        (changed("transform_config", {"config_groups": {"R1": {}}}), "transform_config: this is not"),
+        (
+            changed("sparsity_config", {"format": "sparse-24-bitmask"}),
+            "sparsity_config: this is not",
+        ),
+        (
+            changed("transform_config", {"config_groups": {"R1": {}}}),
+            "transform_config: this is not",
+        ),
         (changed("ignore", "lm_head"), "ignore must be a list of names"),
         (changed("ignore", ["re:("]), r"'re:\(' is not a valid pattern"),
     ],
