@@ -42,7 +42,7 @@ COMMANDS = (
     Command(
         "chat",
         "saccade.tools.chat_command:app",
-        "Ask a local engine or a server one question about images. A server also takes a session.",
+        "Ask a local model or a server one question about images, or chat with a server.",
         renames=True,
     ),
     Command(
@@ -65,8 +65,8 @@ def explain(error: CycloptsError) -> RenderableType:
 
 app = App(
     name="saccade",
-    help="Serve vision-language models through an OpenAI-compatible API. An image costs its "
-    "work once. After that it costs a hash.",
+    help="Serve vision-language models through an OpenAI-compatible API. A repeated image costs "
+    "only a hash.",
     version=__version__,
     default_parameter=Parameter(negative=""),
     help_flags=HELP,
@@ -310,9 +310,6 @@ def _translate_options(arguments: Sequence[str]) -> list[str]:
 
 
 def _configured(arguments: Sequence[str]) -> Iterator[Env | Toml]:
-    """Yield the other sources of options by priority: the environment, then the file of
-    --config.
-    """
     yield Env("SACCADE_", command=False, show=False)
     for word, after in zip(arguments, (*arguments[1:], "")):
         name, equals, value = word.partition("=")

@@ -114,8 +114,6 @@ class ChatOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings that apply to every conversation of a call."""
-
     sampling: SamplingParams
     tools: ToolSet
     variables: Mapping[str, Any]  # additional variables for the chat template
@@ -460,8 +458,8 @@ def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
 def _typed(kind: Any, value: Any, name: str) -> Any:
     """Return `value` after checking the types of its fields, which callers may have ignored.
 
-    The engine process exits if it cannot decode a message, so types are checked here. Raises
-    InvalidRequest that names the field.
+    Types must be checked before a message is sent, because the engine process exits if it cannot
+    decode a message. Raises InvalidRequest that names the field.
     """
     if not isinstance(value, kind):
         what = kind.__name__ if isinstance(kind, type) else kind
@@ -479,7 +477,8 @@ def _check_list(conversation: object) -> None:
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
         raise InvalidRequest(
-            f"messages: expected a list of messages, or of such lists, got a {kind}; {MESSAGE}",
+            f"messages: expected a list of messages, or a list of conversations, got a {kind}; "
+            f"{MESSAGE}",
             "messages",
         )
 

@@ -106,7 +106,7 @@ class Shard:
     def over(self, n: int) -> Shard:
         """Return the shard for a dimension of `n` items, such as key-value heads.
 
-        If there are fewer items than slices, neighbouring ranks share an item. Such a shard has no
+        If there are fewer items than slices, neighboring ranks share an item. Such a shard has no
         collectives.
         """
         return self if n >= self.size else Shard(self.rank * n // self.size, n)

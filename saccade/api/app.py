@@ -128,7 +128,6 @@ def _middleware(
     keyless: Set[str],
     metrics: Metrics,
 ) -> list[Middleware]:
-    """Return the middleware, the outermost first."""
     middleware = [Middleware(_CountedResponses, metrics=metrics), Middleware(RequestIds)]
     server = options.server
     if not options.asks_for_key and is_loopback(server.host):
@@ -181,8 +180,6 @@ def _own_routes(api: _Api) -> list[BaseRoute]:
 
 @dataclass(frozen=True, slots=True)
 class _Api:
-    """The handlers of the core's routes."""
-
     front: RequestManager
     handler: RequestHandler
     instance: str  # identifies this server process, so that a router finds stored responses
@@ -339,7 +336,7 @@ class _CountedResponses:
 class _KeyCheck:
     """Middleware that requires a valid key, except for open paths.
 
-    An open path that ends with a slash includes all paths below it.
+    An open path that ends with a slash also opens all paths below it.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
@@ -404,7 +401,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
-    """Return a response for a client that has disconnected, and will not receive it."""
+    """Return a response for a client that has disconnected. It is never received."""
     return Response(status_code=400)
 
 

@@ -39,16 +39,17 @@ def advice(path: str) -> str:
             return f": {what}; {_HERE}"
     if _is_below(path, "/v1/v1"):
         return (
-            ": the base URL has /v1 twice: OpenAI's clients want one at its end, Anthropic's none"
+            ": the base URL contains /v1 twice: it must end with /v1 for OpenAI's clients, and "
+            "without it for Anthropic's"
         )
     if any(_is_below(path, begin) for begin in _ROOTLESS):
         return f": {_BASE}"
     if _is_below(path, "/messages"):
         return ": the base URL of Anthropic's clients is this server's address without a path"
     if _is_below(path, "/api"):
-        return f": this is no Ollama server: set the client to OpenAI's API; {_BASE}"
+        return f": this is not an Ollama server: set the client to OpenAI's API; {_BASE}"
     if _is_below(path, "/v1beta") or ":generateContent" in path or ":streamGenerate" in path:
-        return f": this server does not speak Gemini's API: set the client to OpenAI's; {_BASE}"
+        return f": this server does not support Gemini's API: set the client to OpenAI's; {_BASE}"
     return ""
 
 

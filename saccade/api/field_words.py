@@ -16,7 +16,7 @@ from saccade.core.types import (
 )
 from saccade.media.content import LOW_DETAIL_PIXELS
 
-_REFUSED = "True is refused. False is ignored."
+_REFUSED = "True is rejected. False is ignored."
 TEMPLATE_HINT = "Ignored if the chat template does not support it. The trace reports this."
 _MARK = f"Keep the prompt up to here in the caches. At most {MAX_BREAKPOINTS} marks count."
 STOPS = (

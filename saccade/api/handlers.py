@@ -64,8 +64,8 @@ class RequestHandler:
     watch: WatchBody | None = None
 
     async def receive_chat(self, request: Request, held: BufferedBody, largest: int) -> bytearray:
-        """Read a chat's body as `read_json`, watched while it arrives if it is announced as
-        large.
+        """Read a chat's body as `read_json` does. A body that is announced as large is watched
+        while it arrives.
         """
         if self.watch is not None and announced(request) > SMALL_BODY:
             held.watcher = self.watch(held)

@@ -58,7 +58,7 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/v1/chat/completions",
-            "Answer a chat with images, as OpenAI's API has it",
+            "Answer a chat with images, as in OpenAI's API",
             "ChatCompletionRequest",
             "ChatCompletion",
             {"messages": EXAMPLE_CHAT, "max_tokens": 32},

@@ -63,7 +63,7 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
 
 
 def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
-    """Return the text to echo for each prompt. Prompts of token ids are decoded."""
+    """Return the text to echo for each prompt. Prompts that are token ids are decoded."""
     most = intake.spec.vocab_size  # other tokens are rejected later
     return [
         request.prompt
@@ -226,7 +226,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def _missing(self) -> Iterator[None]:
-        """Yield entries for the last tokens, which are not computed if the answer can only be
+        """Yield entries for the last tokens. They are not computed if the answer can only be
         empty.
         """
         yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))

@@ -47,7 +47,7 @@ class Restraint(Struct, kw_only=True):
     vllm_xargs: ExtraArguments | None = None
     """The same repetition limits, under the names that DeepSeek-OCR's users send."""
     thinking_token_budget: Natural | None = None
-    """Maximum reasoning tokens. After them, the answer proper begins."""
+    """Maximum reasoning tokens. After them, the answer starts."""
     include_stop_str_in_output: bool | None = None
     """The text ends with the stop string or token that ended it."""
     skip_special_tokens: bool | None = None
@@ -63,7 +63,7 @@ class Restraint(Struct, kw_only=True):
     service_tier: ServiceTier | None = None
 
     def rules(self, budget: int | None) -> AnswerRules | None:
-        """Convert the fields to rules, or None if they have no effect.
+        """Convert the fields to rules. Returns None if they have no effect.
 
         Raises InvalidRequest that names the field.
 

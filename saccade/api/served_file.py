@@ -1,4 +1,4 @@
-"""Files of web pages, which are read once when the server starts."""
+"""Web pages' files. Each is read once, when the server starts."""
 
 from __future__ import annotations
 

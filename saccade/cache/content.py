@@ -48,8 +48,9 @@ def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A sequence's tokens (a list that grows as tokens are generated), the prompt's spans and
-    images, and the partition of the cache that it belongs to.
+    """A sequence's tokens, the spans and images of its prompt, and its partition of the cache.
+
+    The list of tokens grows while tokens are generated.
     """
 
     tokens: list[int]
@@ -83,8 +84,9 @@ class Content:
         return tuple(stretches)
 
     def page(self, index: int, size: int) -> PageKey:
-        """Return the key of page `index`. Given equal earlier pages, it determines the page's keys
-        and values.
+        """Return the key of page `index`.
+
+        If all earlier pages are equal, equal keys imply equal keys and values in the KV cache.
         """
         start = index * size
         return tuple(self.tokens[start : start + size]), self.shown(start, start + size)

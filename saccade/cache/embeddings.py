@@ -1,6 +1,5 @@
-"""The bookkeeping of the embedding cache: the tier and the worth of each image's embedding, and
-which embeddings to evict. It also counts how often images are used, and records how they were
-encoded.
+"""The embedding cache's index: the tier and the worth of each image's embedding, and the order of
+eviction. It also counts how often images are used, and records how they were encoded.
 
 The workers have the tensors, and execute the `Move`s that this module returns. Embeddings pinned by
 clients (`pins.py`) are evicted last.
@@ -49,8 +48,8 @@ class Popularity:
     def use(self, key: ImageKey, cached: int) -> None:
         """Count a sequence that contains the image `key`. cached: the number of images cached now.
 
-        At most `USES_PER_CACHED_IMAGE` new keys per cached image are added before all counts are
-        halved, which bounds the size of the table.
+        After `USES_PER_CACHED_IMAGE` new keys per cached image, all counts are halved. This bounds
+        the size of the table.
         """
         self._counts[key] = self._counts.get(key, 0.0) + 1.0
         self._since += 1
@@ -108,8 +107,6 @@ def encode_cost(num_tokens: int) -> float:
 
 @dataclass(slots=True)
 class _Record:
-    """What is recorded about an embedding that is in some tier."""
-
     num_tokens: int
     idle: bool = False  # only background requests have used it, so it is evicted first
 
@@ -130,9 +127,9 @@ class EmbeddingCache:
     ) -> None:
         """Create the cache, with the embeddings that are already on disk.
 
-        on_disk: (key, tokens) of embeddings saved by an earlier run, the least recently used first.
-        pins: an empty table, whose share is in bytes. None disables pins.
-        file_bytes: returns the bytes on disk of an embedding with the given bytes in memory.
+        on_disk: (key, number of tokens) of saved embeddings, the least recently used first. pins:
+        an empty table, whose share is in bytes. None disables pins. file_bytes: returns the bytes
+        on disk of an embedding with the given bytes in memory.
         """
         self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token
@@ -417,8 +414,8 @@ class EmbeddingCache:
     def seen_in_store(self, image: Image, there: bool) -> None:
         """Record whether a lookup found the image's embedding on a shared disk (`there`).
 
-        The tier of a shared disk lists only the embeddings that this server has found or written.
-        Removing one from the tier does not delete its file.
+        If the disk is shared, its tier lists only the embeddings that this server has found or
+        written. Removing one from the tier does not delete its file.
         """
         key, disk = image.key, self.disk
         if not there:
@@ -497,9 +494,7 @@ class EmbeddingCache:
             self._listener.embedding_stored(key, num_tokens)
 
     def _drop_record(self, key: ImageKey) -> int:
-        """Remove the record of `key` if it is no longer in any tier. Returns its number of
-        tokens.
-        """
+        """Remove the record of `key` if no tier has it any more. Returns its number of tokens."""
         num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
             if self._pinned.items:

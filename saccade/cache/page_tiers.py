@@ -1,4 +1,4 @@
-"""The interface of the tiers below the page pool, which store KV pages and states by hash."""
+"""The interface of the tiers below the page pool. They store KV pages and states by hash."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from saccade.core.plan import PAGE_TIERS, PageTier
 
 
 class PageTiers(Protocol):
-    """All tiers of offloaded pages. identity: see `content.PageIdentity`. Names are page hashes,
-    as defined in `content.py`.
+    """All tiers of offloaded pages, by page hash (`content.py`).
+
+    identity: see `content.PageIdentity`.
     """
 
     identity: bytes

@@ -117,7 +117,6 @@ class PagePool:
         return start + margin
 
     def _cut(self, start: int, n: int) -> range:
-        """Allocate up to `n` pages from the front of the free run at `start`."""
         length = self._remove_run(start)
         n = min(n, length)
         self._add_run(start + n, length - n, merge=False)

@@ -1,10 +1,10 @@
 """The pins of one cache: the items that each client has pinned, and until when.
 
-A pin expires after its time, which each use by the client renews. Each client is charged for its
-pins in the cache's unit (pages or bytes). `PinTable` records pins and charges; the cache computes
-the charges, and drops a pin when the table reports it as expired or over the limit. `PinnedItems`
-does this for caches whose items have sizes and are in tiers. It also selects the pinned items to
-evict if nothing else in a full tier can be evicted. A pin applies to an item in any tier.
+A pin expires after its time. Each use by the client renews it. Each client is charged for its pins
+in the cache's unit (pages or bytes). `PinTable` records pins and charges; the cache computes the
+charges, and drops a pin when the table reports it as expired or over the limit. `PinnedItems` does
+this for caches whose items have sizes and are in tiers. It also selects the pinned items to evict
+if nothing else in a full tier can be evicted. A pin applies to an item in any tier.
 
 All pins together cost at most `share`. A client's part is the share divided by the number of
 clients with pins, plus the unused parts of other clients. A client that exceeds its part loses its

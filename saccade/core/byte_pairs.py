@@ -1,4 +1,4 @@
-"""Byte-level BPE: its characters for bytes, and the merges that a vocabulary implies."""
+"""Byte-level BPE: its characters for bytes, and the merges that follow from a vocabulary."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Directories owned by servers, which mark them with a file, and safe ways to open files in
+"""Directories that belong to servers, which mark them with a file, and safe ways to open files in
 directories where other users can write.
 
-A server removes files in its directory. It therefore refuses a directory that has no marker and
-contains files of other names (earlier versions left no marker).
+A server removes files in its directory. So it rejects a directory that contains other files but no
+marker. (Earlier versions left no marker, so their own files are accepted.)
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def warn_of_others(option: str, folder: Path) -> None:
 
 
 def beside(path: str, flags: int) -> int:
-    """Open a regular file in a directory where other users can write. Usable as `open`'s opener.
+    """Open a regular file in a directory where other users can write. Can be passed as `open`'s
+    opener.
 
     Raises OSError, and `Strange` unless the file is regular: a link could point anywhere, and
     opening a pipe blocks.
@@ -129,7 +130,7 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """Open a file like `beside` does, but create it if it is missing. Existing content is kept."""
+    """Open a file as `beside` does, or create it if it is missing. Existing content is kept."""
     return beside(path, flags | os.O_CREAT)
 
 

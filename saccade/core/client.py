@@ -1,5 +1,5 @@
-"""The client that sent a request, which determines its cache, files and fair share. This module
-also limits the requests in flight, in total and per client.
+"""The client that sent a request. The client determines the request's cache, files and fair share.
+This module also limits the requests in flight, in total and per client.
 """
 
 from __future__ import annotations

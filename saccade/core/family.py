@@ -258,7 +258,7 @@ class Templates:
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None  # None if no checkpoint of the family embeds or ranks
     # (the text that templates write for an image, the text that the family's processor replaces it
-    # with). The result is tokenised together with the surrounding text.
+    # with). The result is tokenized together with the surrounding text.
     shown: tuple[str, str] | None = None
     # the token that templates write for an image, if a space is inserted between it and a word
     spaced: str = ""

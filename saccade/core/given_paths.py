@@ -21,7 +21,9 @@ MAX_SHOWN = 300
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a regular file without blocking. Usable as `open`'s opener. Raises OSError otherwise."""
+    """Open a regular file without blocking. Can be passed as `open`'s opener. Raises OSError
+    otherwise.
+    """
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

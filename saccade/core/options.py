@@ -90,7 +90,7 @@ class EngineOptions:
     """Maximum requests that run at a time. Others wait. Default: 32 on cpu, 256 on cuda."""
     chunked_prefill_size: int | None = None
     """Maximum tokens per step. Longer prompts are split into chunks. Default: 2048 on cpu, 8192 on
-    cuda, where a step that delays others' answers has as many as fit into 25 ms.
+    cuda. While others' answers are generated on cuda, a step has as many as fit into 25 ms.
     """
     # memory
     page_size: int = tuned(16, "Tokens per KV page. The prefix cache reuses whole pages.")

@@ -96,7 +96,7 @@ class PreprocessParams:
     # regions of the image, resized by `resample` and copied to the canvas; if empty, `own` makes
     # the canvas itself
     views: tuple[ImageView, ...]
-    fill: tuple[int, int, int] | None = None  # colour outside the views; None: they cover it
+    fill: tuple[int, int, int] | None = None  # color outside the views; None: they cover it
     resample: Resample = "bicubic"
     through: tuple[Size, ...] = ()  # sizes to which the image is resized one after another first
     own: OwnPixels | None = None  # a family's own operation, which is applied before the others
@@ -122,7 +122,8 @@ def whole(size: Size, grid: Grid = (), resample: Resample = "bicubic") -> Prepro
 
 
 def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> PreprocessParams:
-    """Return parameters that put the image on the canvas twice, at `upper` above `lower` size.
+    """Return parameters that put the image on the canvas twice: resized to `upper`, and below that
+    resized to `lower`.
 
     The canvas is black to the right of the narrower one.
     """

@@ -101,8 +101,8 @@ class AdapterSettings(SharedOptions):
     """LoRA adapters that requests can select."""
 
     lora: tuple[str, ...] = ()
-    """An adapter as PEFT writes it (LoRA), NAME=FOLDER. Repeat the option for several. Requests
-    choose one by the field model. POST /v1/load_lora_adapter loads more.
+    """A LoRA adapter in PEFT's format, NAME=FOLDER. Repeat the option for several. Requests
+    select one by the field model. POST /v1/load_lora_adapter loads more.
     """
     max_loras: int = tuned(16, "Maximum loaded adapters. 0 disables loading.")
 
@@ -337,11 +337,11 @@ class QuantizationSettings(SharedOptions):
 
     quantization: QuantizationMode = basic("auto")
     """Bits of the language model's matrices. auto: the checkpoint's own bits if the device supports
-    them. int8, int4 (on a cpu): quantise the matrices at load. none: keep everything in the data
+    them. int8, int4 (on a cpu): quantize the matrices at load. none: keep everything in the data
     type of --dtype.
     """
     quantization_tower: TowerQuantization = "none"
-    """Bits of the vision encoder's matrices (on a cpu). int8: quantise them at load and round
+    """Bits of the vision encoder's matrices (on a cpu). int8: quantize them at load and round
     activations to 8 bits. That takes half the bytes and costs a little accuracy.
     """
 
@@ -353,16 +353,16 @@ class QuantizationSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class SwitchSettings(SharedOptions):
-    """Optimisations that benchmarks can disable to measure their effect."""
+    """Optimizations that benchmarks can disable to measure their effect."""
 
     position_cache: bool = tuned(
         True, "For benchmarks. false: compute positions anew for each image, not once per size."
     )
     vit_graphs: bool = tuned(
-        True, "For benchmarks. false: run the vision tower without CUDA graphs (on cuda)."
+        True, "For benchmarks. false: run the vision encoder without CUDA graphs (on cuda)."
     )
     rotary_kernel: bool = tuned(
-        True, "For benchmarks. false: rotate heads in the vision tower with PyTorch's operations."
+        True, "For benchmarks. false: rotate heads in the vision encoder with PyTorch's operations."
     )
     chunk_aware: bool = tuned(
         True,

@@ -1,4 +1,4 @@
-"""Metadata for fields of option dataclasses, which marks basic options and tuning values. This
+"""Metadata that marks fields of option dataclasses as basic options or as tuning values. This
 module also checks their bounds, with errors in terms of the command line.
 
 `saccade serve --help` lists only basic options. A tuning value is one that Saccade normally chooses
@@ -49,7 +49,7 @@ GONE = {
     "vit_graph_buckets": "graphs are captured for the patch counts of images; "
     "--disable-cuda-graph disables them",
 }
-"""Removed options and tuning values, with their replacement or the present behaviour."""
+"""Removed options and tuning values, with their replacement or the present behavior."""
 
 
 def basic(default: T) -> T:
@@ -196,9 +196,7 @@ def above(bound: float, options: object, *names: str) -> None:
 
 
 def named(options: object, *names: str) -> None:
-    """Raise ConfigError if a list contains "", which happens if an unset shell variable was
-    used.
-    """
+    """Raise ConfigError if a list contains "". A shell passes "" for an unset variable."""
     for name in names:
         if "" in getattr(options, name):
             raise ConfigError(f"{option(name)} is empty: set a value, or omit the option")

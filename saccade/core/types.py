@@ -193,7 +193,7 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
 
 
 def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
-    """Check the lengths of lists, which every response to a request has a copy of."""
+    """Check the lengths of lists. Every response to a request has a copy of them."""
     for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
         field, count = names[name], len(given.get(name, ()))
         if count > most:
@@ -402,7 +402,7 @@ class Request:
     client: str = ""  # the unit of fair scheduling: an API key's name, a salt or an address
     group: str = ""  # shared by the responses to one HTTP request; "": a separate group
     # other options
-    grammar: str = ""  # serialised (`text.grammar.Grammar.text`); "": any text
+    grammar: str = ""  # serialized (`text.grammar.Grammar.text`); "": any text
     caching: Caching = Caching()
     # alternatives to return with each prompt token's log-probability; None: no prompt scores
     prompt_logprobs: int | None = None

@@ -118,8 +118,7 @@ def read_keys(path: Path) -> dict[str, str]:
         lines = read_text(path, "utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(
-            f"--api-keys-file {path}: not UTF-8 (a file that begins with the byte order mark of "
-            "UTF-16 is none): save it as UTF-8"
+            f"--api-keys-file {path}: not UTF-8 (perhaps UTF-16): save it as UTF-8"
         ) from None
     except OSError as error:
         raise ConfigError(f"--api-keys-file {shown(path)}: {reason(error)}") from None
@@ -130,8 +129,8 @@ def read_keys(path: Path) -> dict[str, str]:
         parts = _LINE.fullmatch(line)
         if parts is None:
             raise ConfigError(
-                f"--api-keys-file {path}: line {number}: expected name:key, the name of letters, "
-                "digits and ._- (64 at most), the key without spaces"
+                f"--api-keys-file {path}: line {number}: expected name:key, with a name of at "
+                "most 64 letters, digits and ._-, and a key without spaces"
             )
         name, key = parts.groups()
         if key in keys or name in keys.values():

@@ -150,21 +150,23 @@ class Bodies:
 
 
 class BodyWatcher(Protocol):
-    """Looks at a body while it arrives, for work that can start before its end
+    """Examines a body while it arrives, to start work before its end
     (`plugin.Http.body_watcher`).
     """
 
     def feed(self, piece: bytes) -> None:
-        """Look at the next bytes. This runs on the event loop, so it must not block."""
+        """Examine the next bytes. This runs on the event loop, so it must not block."""
 
     def end_body(self) -> None:
-        """This is called after the last bytes have arrived."""
+        """Handle the end of the body, after its last bytes."""
 
     async def settle(self, tenant: str) -> None:
-        """The body was read, so the body and the work that it started belong to `tenant`."""
+        """Assign the body, and the work that it started, to `tenant`. It is called after the last
+        bytes.
+        """
 
     def close(self) -> None:
-        """The request has ended. Stop and release all that was started."""
+        """Stop the work and release everything, since the request has ended."""
 
 
 @dataclass(slots=True)
@@ -243,8 +245,8 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
     bytes exceed the available budget.
 
     Bytes are copied once, after the last one has arrived. A growing buffer would be moved whenever
-    the memory behind it is in use: seven times the bytes, if several bodies arrive at once. Copying
-    30 MiB takes tens of milliseconds, so the event loop does not do it.
+    the memory after it is in use. If several bodies arrive at once, this copies seven times the
+    bytes. Copying 30 MiB takes tens of milliseconds, so the event loop does not do it.
     """
     arrived: list[bytes] = []
     async for piece in pieces(request, held, largest):

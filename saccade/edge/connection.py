@@ -1,9 +1,9 @@
 """One HTTP connection: uvicorn's, with limits on reading.
 
-uvicorn passes every received byte to its parser, which buffers all of them. Here, the parser gets
-the bytes of one message at a time, starting with a head of limited size. The next message is not
-parsed until the current one has been answered. Timeouts apply to heads that do not arrive,
-responses that are not read, and bodies that continue after an error.
+uvicorn passes every received byte to its parser, without a limit on the bytes that are buffered. In
+this module, the parser gets the bytes of one message at a time, starting with headers of limited
+size. The next message is not parsed until the current one has been answered. Timeouts apply to
+headers that do not arrive, responses that are not read, and bodies that continue after an error.
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 @dataclass(slots=True)
 class _Message:
-    """The progress of one request."""
-
     # bytes passed to the parser: of the head or, in a chunked body, since the last body bytes
     given: int = 0
     lines: int = 0  # headers
@@ -294,7 +292,7 @@ class Connection(HttpToolsProtocol):
     def _feed(self) -> int:
         """Pass a chunk of the buffered bytes to the parser.
 
-        Returns its cost: the number of bytes that are examined one by one.
+        Returns the number of bytes that the parser examines one by one. These take the longest.
         """
         message, surplus = self._message, self._surplus
         self._unset_keepalive_if_required()
@@ -378,7 +376,8 @@ class Connection(HttpToolsProtocol):
             message.body_parser = self._body_parser()
 
     def _body_parser(self) -> httptools.HttpRequestParser:
-        """Return a parser for the body, which has parsed the same head without the offered upgrade.
+        """Return a parser for the body, after it has parsed the headers without the offered
+        upgrade.
 
         The upgrade is declined, so the request is handled as if it had not been offered (RFC 9110,
         7.8).
@@ -390,7 +389,7 @@ class Connection(HttpToolsProtocol):
         return parser
 
     def _check_head(self) -> RequestError | None:
-        """Return the error for a head that is not accepted, or None."""
+        """Return the error for headers that are not accepted, or None."""
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
@@ -398,16 +397,14 @@ class Connection(HttpToolsProtocol):
             return InvalidRequest(why, code="invalid_http")
         if not self._within_limits and self._path() not in self._open_paths:
             return Overloaded(
-                f"too many connections: at most {self._limiter.limit} are kept, "
-                f"{self._limiter.limit_per_address} per address, and all are in use "
-                "(--tune max_connections, max_connections_per_address); try again"
+                f"too many connections: the limit is {self._limiter.limit}, and "
+                f"{self._limiter.limit_per_address} per address, and all are in use (--tune "
+                "max_connections, max_connections_per_address); try again"
             )
         return None
 
     def _malformed(self) -> str:
-        """Return why parsers could interpret a head differently, or "" if there is no such
-        reason.
-        """
+        """Return why parsers could interpret the headers differently, or "" if they could not."""
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]

@@ -67,7 +67,7 @@ class ConnectionLimiter:
         if options.max_connections is not None and options.max_connections > available_fds:
             raise ConfigError(
                 f"--tune max_connections={options.max_connections}: the limit of open files "
-                f"({descriptors}, ulimit -Hn) leaves room for {available_fds}"
+                f"({descriptors}, ulimit -Hn) allows at most {available_fds}"
             )
         self.limit = options.max_connections or min(MAX_CONNECTIONS, available_fds)
         self.limit_per_address = options.max_connections_per_address or max(1, self.limit // 2)
@@ -139,7 +139,7 @@ class ConnectionLimiter:
         return True
 
     def at_once(self) -> bool:
-        """Return True if a chunk may be parsed in this iteration of the event loop, and count it.
+        """Count a chunk and return True if it may be parsed in this iteration of the event loop.
 
         Returns False if other work is queued.
         """
@@ -163,10 +163,9 @@ class ConnectionLimiter:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """Run some of the queued work.
+        """Run some of the queued work. Items that are queued meanwhile wait for the next iteration.
 
-        Work that is queued meanwhile waits for the next iteration, and so does the rest if one item
-        fails.
+        The rest also waits if one item fails.
         """
         self._turn = None
         self._begun = count = min(MAX_CHUNKS_PER_TICK, len(self._soon))

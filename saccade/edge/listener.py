@@ -1,7 +1,7 @@
 """The listening socket, which accepts a few connections per event loop iteration.
 
-uvloop's own server accepts all pending connections in one iteration, which delays every client.
-Accepting pauses while no file descriptor is free.
+uvloop's own server would accept all pending connections in one iteration. This would delay every
+client. Accepting pauses while no file descriptor is free.
 """
 
 from __future__ import annotations

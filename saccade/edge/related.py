@@ -52,15 +52,12 @@ class _Digest(Protocol):
 
 
 def _digest(name: str, data: bytes) -> str:
-    """Return the digest of `data`, with the algorithm of `name`."""
     kind = name.partition("-")[0]
     made: _Digest = blake3(data) if kind == "blake3" else hashlib.sha256(data)
     return f"{kind}-{made.hexdigest()}"
 
 
 class _Scope(msgspec.Struct):
-    """The field that separates the tenants of one API key."""
-
     cache_salt: Any = None
 
 
@@ -152,7 +149,7 @@ def _names(
 ) -> Iterator[tuple[int, int, str]]:
     """Yield the start, the end and the value of each name in the JSON at `span`.
 
-    Searches for `mark`, the boundary, which the client has chosen so that it occurs only in names.
+    Searches for `mark`, the boundary. The client has chosen it so that it occurs only in names.
     Raises InvalidRequest for too many names.
     """
     start, last = span
@@ -166,14 +163,13 @@ def _names(
             yield name.start() - start, end - start, name[1].decode()
     if body.find(mark, end, last) >= 0:
         raise InvalidRequest(
-            f"the body names bytes more than {MAX_NAMES} times, the limit: send fewer images, "
-            "or send them in the JSON",
+            f"the body has more than {MAX_NAMES} references to bytes, the limit: send fewer "
+            "images, or send them in the JSON",
             code="too_many_names",
         )
 
 
 def _parts(body: bytes | bytearray, boundary: bytes) -> list[memoryview]:
-    """Return the parts with their headers. Raises InvalidRequest."""
     mark = b"\r\n--" + boundary
     if not body.startswith(mark[2:] + b"\r\n"):
         raise _malformed("it does not begin with its boundary")

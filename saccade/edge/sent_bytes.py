@@ -21,8 +21,6 @@ OVERHEAD = 512
 
 @dataclass(slots=True)
 class _Kept:
-    """The bytes of one tenant under one digest."""
-
     data: bytes
     used: float  # when the bytes were last sent or referred to
 
@@ -33,7 +31,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Owner:
-    """The bytes of one API key by (tenant, digest), least recently used first."""
+    """The stored bytes of one API key by (tenant, digest), least recently used first."""
 
     kept: OrderedDict[tuple[str, str], _Kept] = field(default_factory=OrderedDict)
     nbytes: int = 0

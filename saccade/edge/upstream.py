@@ -41,10 +41,8 @@ Headers = list[tuple[bytes, bytes]]
 class WorkerDisconnected(Exception):
     """The worker has closed the connection, or cannot be reached.
 
-    sent: the worker may have received the request.
-    begun: part of a response had arrived.
-    stale: the connection had been idle, so the worker may be fine and have closed it for that
-        reason.
+    sent: the worker may have received the request. begun: part of a response had arrived. stale:
+    the connection had been idle. The worker may have closed it only for that reason.
     """
 
     def __init__(
@@ -97,7 +95,6 @@ class _Wire(asyncio.Protocol):
         self._wake()
 
     def _feed(self, data: bytes) -> None:
-        """Pass bytes to the parser. Raises HttpParserError."""
         if self.ended:
             raise httptools.HttpParserError("unexpected data without a request")
         self._framing_bytes += len(data)
@@ -302,7 +299,6 @@ class Upstream:
         return wire
 
     def _acquire(self) -> _Wire | None:
-        """Return the idle connection that was used last, or None."""
         now = asyncio.get_running_loop().time()
         while self._idle and (self._idle[0][0] < now - IDLE_SECONDS or self._idle[0][1].lost):
             self._idle.popleft()[1].close()

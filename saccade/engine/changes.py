@@ -37,8 +37,8 @@ class Changes:
 
     @property
     def halts(self) -> bool:
-        """Return True if no requests may be computed, because weights or memory are about to
-        change, or memory is released.
+        """Return True if requests must not be computed, because weights or memory are about to
+        change.
         """
         under_way = (*self._waiting, *self._sent)
         return bool(self.asleep) or any(each.change.kind in ALONE for each in under_way)

@@ -1,4 +1,4 @@
-"""How much embeddings and KV pages may use in a directory on disk. Imported if one is set."""
+"""How many bytes embeddings and KV pages may use on disk. Imported only if a directory is set."""
 
 from __future__ import annotations
 

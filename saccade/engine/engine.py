@@ -84,7 +84,7 @@ class Ranks(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """The number of plans that were sent and are not fully answered."""
+        """The number of plans that were sent, and whose results have not all been received."""
         ...
 
     def send(self, plan: Plan) -> None:
@@ -225,9 +225,6 @@ class Engine:
         return self._scheduler.idle and not in_flight
 
     def _has_waiting(self) -> bool:
-        """Return True if a request waits outside the scheduler, for a grammar or a lookup of
-        embeddings.
-        """
         return any(each.waiting for each in (self._language, self._probe) if each)
 
     @property
@@ -343,7 +340,7 @@ class Engine:
 
     @property
     def _owners(self) -> tuple[LanguageHalf | StoreProbe | PauseState | None, ...]:
-        """The objects that hold requests before they are passed to the scheduler."""
+        """The objects that hold requests until these are passed to the scheduler."""
         return self._language, self._probe, self._pause
 
     def _begin(self, request: Request) -> None:
@@ -400,7 +397,6 @@ class Engine:
             self._metrics.set("saccade_max_step_patches", most)
 
     def _apply(self, plan: Plan, result: StepResult) -> None:
-        """Apply the result of `plan`, the oldest one in flight."""
         if plan.adapt:
             self._unadapted = result.unfinished
             return
@@ -415,7 +411,6 @@ class Engine:
             self._send_masks()
 
     def _send_masks(self) -> None:
-        """Send masks as soon as they are available, because the worker may be waiting for them."""
         if self._language is None:
             return
         masks, deltas = self._language.take_masks()

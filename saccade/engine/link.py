@@ -153,7 +153,7 @@ class EngineProcess:
         self._channel.send(message)
 
     async def receive(self) -> ToFront:
-        """Wait for the next message. Heartbeats are handled here.
+        """Wait for the next message. Heartbeats are not returned.
 
         Raises EngineUnavailable once the engine has exited and all of its messages have been
         received.

@@ -179,9 +179,10 @@ def edit_bytes(spec: FamilySpec, slots: int) -> int:
 def rule_bytes(spec: FamilySpec, steps: StepBounds) -> int:
     """Return the bytes for `plugins/token_rules/row_rules.py`.
 
-    It stores each row's tokens and the length of each match, twice the necessary size to grow, and
-    one row of logits for the end of reasoning. If more than `RULED_TOKENS` tokens have rules at the
-    same time, they use memory that other estimates leave unused.
+    It stores each row's tokens and the length of each match, in buffers of twice the necessary size
+    so that they can grow, and one row of logits for the end of reasoning. If more than
+    `RULED_TOKENS` tokens have rules at the same time, they use memory that the other estimates
+    leave free.
     """
     tokens = min(steps.rows * steps.context, max(steps.context, RULED_TOKENS))
     return 16 * tokens + 4 * steps.rows * spec.vocab_size
@@ -225,8 +226,8 @@ def largest(encoder: EncoderConfig) -> int:
 def least_embedding_bytes(
     caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """Return the bytes reserved for the embedding cache before KV pages are allocated, if no option
-    sets its size.
+    """Return the minimum size of the embedding cache if no option sets it. It is reserved before KV
+    pages.
 
     This is the size of the largest image, or less if memory is short.
     """

@@ -1,10 +1,10 @@
 """Returns memory to the operating system when the machine or a cgroup is running out of it.
 
 Unused memory is released first. Then caches are evicted, starting with the ones that are cheapest
-to recompute: pixels, embeddings, KV pages. Data that requests use or clients have pinned is kept.
+to recompute: pixels, embeddings, KV pages. Data that requests use or clients have pinned stays.
 Memory is checked once per second, with two watermarks:
 
-    enough left ──less than `low`──▶ short ──more than `enough`──▶ enough left
+enough left ──less than `low`──▶ short ──more than `enough`──▶ enough left
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ RELEASED_PART = "saccade_memory_released_bytes_total"
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Watermarks for the bytes left. Memory becomes short below `low`, and stays short below
-    `enough`.
+    """Watermarks for the bytes left. Memory is short once it falls below `low`, and until it
+    exceeds `enough`.
     """
 
     low: int
@@ -121,7 +121,7 @@ class MemoryWatch:
         return bool(pixels or embeddings or pages)
 
     def _release_unused(self) -> None:
-        """Release unused memory: of this process now, and of the workers with the next plan."""
+        """Release unused memory of this process now, and of the workers with the next plan."""
         pixels = self._arena.release(self._scheduler.image_scheduler.slots.holes)
         self._metrics.inc(RELEASED_PART, pixels, what="pixels")
         self._scheduler.release_memory()

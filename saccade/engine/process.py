@@ -269,9 +269,7 @@ def build_parts(
 
 
 def open_probe(store: str, arrived: asyncio.Event) -> StoreProbe | None:
-    """Return an object that looks up embeddings in a directory shared with other servers, if there
-    is one.
-    """
+    """Return a `StoreProbe` if a directory is shared with other servers, else None."""
     if not store:
         return None
     from saccade.engine.store_lookup import StoreProbe
@@ -287,7 +285,7 @@ def watch_memory(
     arena_fd: int,
     metrics: Metrics,
 ) -> MemoryWatch | None:
-    """Return an object that monitors the machine's memory, or None on a GPU."""
+    """Return a `MemoryWatch` for the machine's memory, or None on a GPU."""
     if config.device != "cpu":
         return None
     size = load.parallel.size

@@ -118,8 +118,8 @@ def resolve_parallel(
         all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
     elif (all_reduce in ("nccl", "symm-mem")) != cuda:
         raise ConfigError(
-            f"--tune all_reduce={all_reduce} does not work on {device}; "
-            f"{'nccl and symm-mem' if cuda else 'shm and gloo'} do"
+            f"--tune all_reduce={all_reduce} does not work on {device}; use "
+            f"{'nccl or symm-mem' if cuda else 'shm or gloo'}"
         )
     return ParallelConfig(
         size,

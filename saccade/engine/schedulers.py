@@ -71,7 +71,7 @@ def build_scheduler(
 
 
 def build_pace(config: EngineConfig, spec: FamilySpec) -> StepPace:
-    """Create the object that adapts images and prompts per step to measured times."""
+    """Create the object that adapts the work per step to measured times."""
     from saccade.sched.step_pace import PromptPace, StepPace  # on a GPU only
 
     sizes, prompts = prompt_sizes(config.chunk_tokens), None

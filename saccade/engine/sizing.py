@@ -221,8 +221,8 @@ def resolve_tower(
     caches: CacheOptions,
     settings: EngineSettings,
 ) -> EngineConfig:
-    """Resolve the settings of a server that only encodes images. It has no KV pages, and no limits
-    on encoding that leave time for other work.
+    """Resolve the settings of a server that only encodes images. It has no KV pages, and encoding
+    need not leave time for other work.
     """
     cuda = hardware.device == "cuda"
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
@@ -263,8 +263,9 @@ def pick_chunk(engine: EngineOptions, spec: FamilySpec, *, cuda: bool) -> int:
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     if spec.kv_spec().whole_images and chunk < (least := spec.largest_image.tokens):
         raise ConfigError(
-            f"--chunked-prefill-size {chunk}: the tokens of an image of this model see each other "
-            f"in both directions, so that a step takes all {least} of them: give at least {least}"
+            f"--chunked-prefill-size {chunk}: the tokens of an image attend to each other in both "
+            f"directions in this model, so a step must contain all {least} of them: set at least "
+            f"{least}"
         )
     return chunk
 
@@ -290,7 +291,8 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
     if wanted is not None and wanted * state_bytes > budget:
         raise ConfigError(
             f"--max-running-requests {wanted}: the state of a sequence takes "
-            f"{state_bytes / MIB:.1f} MiB, and memory allows {max(0, budget) // state_bytes}"
+            f"{state_bytes / MIB:.1f} MiB, and memory allows at most "
+            f"{max(0, budget) // state_bytes}"
         )
     most = wanted or (256 if cuda else 32)
     if wanted is None and state_bytes:
@@ -299,7 +301,7 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
 
 
 def count_between(drafts: DraftSettings, state_bytes: int, left: int, *, cuda: bool) -> int:
-    """Return the number of slots in the state memory for the states between draft tokens.
+    """Return the number of slots in the state memory for the states after draft tokens.
 
     They are enough for one sequence in each of two plans in flight. The number is 0 on a GPU, where
     draft tokens are computed in parallel. It is also 0 unless `--speculative always` is set,
@@ -460,8 +462,8 @@ def check_tower_attention(wanted: str, device: str) -> None:
     names = ("sdpa",) if backend is None else backend.towers
     if wanted not in ("auto", *names):
         raise ConfigError(
-            f"--tune mm_attention_backend={wanted}: on {device} there are: auto, "
-            f"{', '.join(names)}; for others see --device cuda"
+            f"--tune mm_attention_backend={wanted}: not available on {device}; use auto, "
+            f"{', '.join(names)} (others need --device cuda)"
         )
 
 
@@ -492,9 +494,8 @@ def resolve_encoder(
 ) -> EncoderConfig:
     """Derive the vision encoder's settings. Models without one get no graphs for it.
 
-    cuda: the device is a GPU with compute capability `arch`.
-    half: the dtype has 16 bits.
-    beside: the language model's steps need some of the time.
+    cuda: the device is a GPU with compute capability `arch`. half: the dtype has 16 bits. beside:
+    the device also computes steps of a language model.
 
     Raises ConfigError if a setting is not possible.
     """

@@ -51,7 +51,7 @@ def describe(
     state_bytes = spec.kv_spec(parallel.size).state_bytes(config.dtype)
     each = " per rank" if parallel.ranks > 1 else ""
     shared = (
-        f"{parallel.ranks}, sums by {parallel.all_reduce}, vision tower shared by "
+        f"{parallel.ranks}, all-reduce by {parallel.all_reduce}, vision encoder divided by "
         f"{parallel.encoder}{_describe_experts(parallel, spec.cuts.experts)}"
     )
     language, kept = config.encoder.role != "encode", spec.kv_spec()
@@ -63,7 +63,7 @@ def describe(
         *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
         *((("tokens see", _describe_sight(kept, config)),) if language and kept.sight else ()),
         *(_describe_drafts(config, facts, state_bytes) if language else ()),
-        ("vision tower", _describe_tower(config, spec)),
+        ("vision encoder", _describe_tower(config, spec)),
         *_describe_graphs(config),
         *(_describe_growth(config, page_bytes, facts.pixels) if config.device == "cpu" else ()),
         *((("start-up", facts.prepared),) if facts.prepared else ()),
@@ -81,7 +81,6 @@ def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
 def _describe_images(
     config: EngineConfig, spec: FamilySpec, saved: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about images. They exist only for models with a vision encoder."""
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
@@ -103,7 +102,6 @@ def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
 def _describe_language(
     config: EngineConfig, kv: str, state_bytes: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about the language model. Servers that only encode images have none."""
     return (
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv),
@@ -130,7 +128,11 @@ def _describe_drafts(
         yield "speculation", f"off: {facts.no_drafts_reason}"
     if facts.drafts:
         lines = config.snapshots.between
-        taken = f", {lines} states between = {lines * state_bytes / MIB:.0f} MiB" if lines else ""
+        taken = (
+            f", {lines} states after draft tokens = {lines * state_bytes / MIB:.0f} MiB"
+            if lines
+            else ""
+        )
         yield "speculation", f"up to {_count(facts.drafts, 'token')}{taken}"
 
 

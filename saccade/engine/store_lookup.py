@@ -31,7 +31,7 @@ Sight = tuple[tuple[Image, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request whose lookup is running, and the time at which it continues without the result."""
+    """A request with a lookup in progress, and the time at which it stops waiting."""
 
     request: Request
     look: Future[Sight]

@@ -1,8 +1,8 @@
 """All workers of an engine, one process per rank.
 
 Plans are sent to all ranks, and rank 0 answers them. This module also detects when workers have
-failed or hang, and describes why. Sending never waits for a worker. Of a plan's content, only the
-amount of work is used here.
+failed or hang, and describes why. Sending never waits for a worker. This module uses only the
+amount of work in a plan.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ class WorkersLost(Exception):
 
 
 class _Rank:
-    """A worker process and its channel."""
-
     def __init__(
         self, number: int, child: Child, channel: AsyncChannel[ToWorker, FromWorker], name: str
     ) -> None:
@@ -71,8 +69,8 @@ class _Rank:
         self.silence = HeartbeatMonitor()
 
     def take_messages(self, metrics: Metrics) -> list[FromWorker]:
-        """Remove and return the worker's messages, except heartbeats, metrics and errors, which are
-        recorded.
+        """Remove and return the worker's messages. Heartbeats, metrics and errors are recorded
+        instead.
         """
         answers: list[FromWorker] = []
         for message in self.channel.take_messages():
@@ -112,7 +110,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Pace:
-    """The slowest step so far, in seconds per token and patch. 0 before the first step."""
+    """The slowest step so far, in seconds per token and per patch. 0 before the first step."""
 
     slowest: float = 0.0
 

@@ -180,7 +180,6 @@ class Section:
 
 
 def _is_finite(value: object) -> bool:
-    """Return True if `value` is a number that can be converted to a finite float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -239,7 +238,7 @@ class Checkpoint:
         return tuple(dict.fromkeys(found))
 
     def _tokenizer_eos(self) -> list[int]:
-        """Look up the id of tokenizer_config.json's `eos_token` among the added tokens."""
+        """Look up the id of `eos_token` from tokenizer_config.json among the added tokens."""
         settings = read_json(self.folder / "tokenizer_config.json", required=False)
         token = settings.data.get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
@@ -303,8 +302,8 @@ def read_pooling(folder: Path) -> PoolingFiles | None:
         last = pooling.data.get("pooling_mode") == "lasttoken"
         if not last and not pooling.flag("pooling_mode_lasttoken"):
             raise CheckpointError(
-                f"{path}: embeddings of this model are not made of its last token, which is all "
-                "that is supported"
+                f"{path}: this model's embeddings are not computed from the last token; no other "
+                "pooling is supported"
             )
         return PoolingFiles("embed")
     return None
@@ -324,5 +323,5 @@ def read_json(path: Path, *, required: bool = True) -> Section:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
+        raise CheckpointError(f"{path} must contain a JSON object")
     return Section(str(path), data)

@@ -71,7 +71,7 @@ def find_family(name: str) -> Family:
         raise CheckpointError(supported)
     if find_spec(other.package) is None:
         raise CheckpointError(
-            f"{supported}, and with {other.package}' own modules many more: "
+            f"{supported}. Many others run on {other.package}' own modules: "
             + how_to_install(f".[{other.package}]")
         )
     return other
@@ -108,10 +108,9 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
 
 
 def _check_quantization(config: Section) -> None:
-    """Raise CheckpointError unless a plugin can read the quantised matrices."""
     checks = import_field(lambda plugin: plugin.checkpoints.quantization)
     if not checks:
-        raise CheckpointError(f"{config.where}: no installed plugin reads quantised checkpoints")
+        raise CheckpointError(f"{config.where}: no installed plugin reads quantized checkpoints")
     for check in checks:
         check(config)
 
@@ -158,13 +157,16 @@ def resolve_checkpoint(
                     return folder
     if tower_file:
         raise CheckpointError(
-            f"--mmproj {tower_file}: {model} is not in a format with a separate vision file"
+            f"--mmproj {tower_file}: {model} is not in a format with a separate file for the "
+            "vision encoder"
         )
     return resolve_model(model, revision)
 
 
 def _may_be(each: CheckpointFormat, model: str, tower_file: str | None) -> bool:
-    """Return True if a model may have this format, so that the plugin's module must be imported."""
+    """Return True if the plugin's module must be imported to check whether a model has this
+    format.
+    """
     path = Path(model).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         return any(path.glob(f"*{each.suffix}"))

@@ -44,32 +44,32 @@ def _equal(value: Any, other: Any) -> bool:
 Fields = dict[str, Unread]
 
 TRAINING = Unread("training only")
-TENSORS = Unread("about a call's tensors, which servers make themselves")
+TENSORS = Unread("it concerns tensors of a call, which the server creates itself")
 NOT_A_MODEL = Unread("prompts and answers get these tokens from the tokenizer and chat template")
 AS_SIZES = Unread("sizes follow from other fields", ())
-WINDOWS = Unread("used with use_sliding_window alone, which is refused")
+WINDOWS = Unread("used only with use_sliding_window, which is rejected")
 
 PIXELS: Fields = {
     "do_resize": Unread("images are resized to whole tokens", (True,)),
     "do_rescale": Unread("pixels are divided by 255", (True,)),
     "rescale_factor": Unread("pixels are divided by 255", (1 / 255,)),
-    "do_normalize": Unread("pixels are normalised by image_mean and image_std", (True,)),
-    "image_mean": Unread("used with do_normalize alone, which the family refuses"),
-    "image_std": Unread("used with do_normalize alone, which the family refuses"),
+    "do_normalize": Unread("pixels are normalized by image_mean and image_std", (True,)),
+    "image_mean": Unread("used only with do_normalize, which the family rejects"),
+    "image_std": Unread("used only with do_normalize, which the family rejects"),
     "resample": Unread("images are resized by bicubic filters (3)", (3,)),
     "do_center_crop": Unread("images are not cropped", (False,)),
-    "crop_size": Unread("used with do_center_crop alone, which is refused"),
+    "crop_size": Unread("used only with do_center_crop, which is rejected"),
     "pad_size": Unread("images are not padded to a common size", ()),
-    "do_pad": Unread("makes one size of a call's images, which are encoded one by one here"),
-    "do_convert_rgb": Unread("images are made RGB, which changes none that is RGB"),
-    "default_to_square": Unread("how a number as `size` is meant; `size` must be an object"),
-    "size": Unread("the family's other fields decide sizes"),
+    "do_pad": Unread("pads the images of a call to one size, but images are encoded one by one"),
+    "do_convert_rgb": Unread("images are converted to RGB"),
+    "default_to_square": Unread("applies only to a number as `size`; `size` must be an object"),
+    "size": Unread("sizes follow from the family's other fields"),
     "image_seq_length": Unread("tokens are counted from an image's size"),
     "crop_to_patches": Unread("the model's own processor sets it regardless of the file"),
     "return_row_col_info": Unread("the model's own processor sets it"),
-    "pan_and_scan_min_crop_size": Unread("used with do_pan_and_scan alone, which is refused"),
-    "pan_and_scan_max_num_crops": Unread("used with do_pan_and_scan alone, which is refused"),
-    "pan_and_scan_min_ratio_to_activate": Unread("used with do_pan_and_scan alone"),
+    "pan_and_scan_min_crop_size": Unread("used only with do_pan_and_scan, which is rejected"),
+    "pan_and_scan_max_num_crops": Unread("used only with do_pan_and_scan, which is rejected"),
+    "pan_and_scan_min_ratio_to_activate": Unread("used only with do_pan_and_scan"),
     "data_format": TENSORS,
     "input_data_format": TENSORS,
     "device": TENSORS,
@@ -80,16 +80,16 @@ PIXELS: Fields = {
 
 VIDEOS: Fields = PIXELS | {
     "do_sample_frames": Unread("frames are sampled by fps, num_frames and the request"),
-    "fps": Unread("these models sample by max_num_frames alone"),
-    "num_frames": Unread("these models sample by max_num_frames alone"),
+    "fps": Unread("these models sample by max_num_frames only"),
+    "num_frames": Unread("these models sample by max_num_frames only"),
     "video_metadata": TENSORS,
     "return_metadata": TENSORS,
     "use_image_id": Unread("read from the image processor's file"),
     # fields of video processors that no family supports
-    "max_image_size": Unread("videos of these models are not taken"),
-    "max_duration": Unread("videos of these models are not taken"),
-    "max_soft_tokens": Unread("videos of these models are not taken"),
-    "pooling_kernel_size": Unread("videos of these models are not taken"),
+    "max_image_size": Unread("videos of these models are not supported"),
+    "max_duration": Unread("videos of these models are not supported"),
+    "max_soft_tokens": Unread("videos of these models are not supported"),
+    "pooling_kernel_size": Unread("videos of these models are not supported"),
 }
 
 SIZE: Fields = dict.fromkeys(
@@ -113,16 +113,18 @@ TEXT: Fields = {
     "eod_token_id": NOT_A_MODEL,
     "sep_token_id": NOT_A_MODEL,
     "pad_token_id": NOT_A_MODEL,
-    "tie_word_embeddings": Unread("the flag at the top counts, and a stored head before it"),
-    "head_dim": Unread("heads with latents have sizes of their own fields"),
+    "tie_word_embeddings": Unread(
+        "the flag at the top level is used, unless the checkpoint has a head"
+    ),
+    "head_dim": Unread("for latents (MLA), the sizes of heads have separate fields"),
     "hidden_act": Unread("MLPs have silu", ("silu",)),
-    "layer_types": Unread("each layer sees all tokens before it", ("full_attention",)),
+    "layer_types": Unread("each layer attends to all earlier tokens", ("full_attention",)),
     "sliding_window": WINDOWS,
     "max_window_layers": WINDOWS,
-    "use_sliding_window": Unread("each layer sees all tokens before it", (False,)),
-    "num_experts": Unread("used with enable_moe_block alone"),
-    "top_k_experts": Unread("used with enable_moe_block alone"),
-    "moe_intermediate_size": Unread("used with enable_moe_block alone"),
+    "use_sliding_window": Unread("each layer attends to all earlier tokens", (False,)),
+    "num_experts": Unread("used only with enable_moe_block"),
+    "top_k_experts": Unread("used only with enable_moe_block"),
+    "moe_intermediate_size": Unread("used only with enable_moe_block"),
 }
 """Fields of the language model's section of config.json."""
 
@@ -137,20 +139,20 @@ VISION: Fields = {
     "in_channels": Unread("images have three channels", (3,)),
     "in_chans": Unread("images have three channels", (3,)),
     "num_channels": Unread("images have three channels", (3,)),
-    "image_size": Unread("the tower has no positions of one size"),
-    "insert_layer_id": Unread("the field at the top counts"),
-    "vision_use_head": Unread("the tower's own head is not used"),
+    "image_size": Unread("the vision encoder has no positions of a fixed size"),
+    "insert_layer_id": Unread("the field at the top level is used"),
+    "vision_use_head": Unread("the vision encoder's own head is not used"),
     "max_position_embeddings": Unread("rotations are computed for any image"),
     "img_max_token_num": Unread("not used by transformers' modules"),
     "max_vit_seq_len": Unread("not used by transformers' modules"),
     "min_image_size": Unread("not used by transformers' modules"),
-    "out_hidden_size": Unread("the language model's width counts, as the tensors have it"),
-    "text_hidden_size": Unread("the language model's width counts, as the tensors have it"),
+    "out_hidden_size": Unread("the language model's width is used, as in the tensors"),
+    "text_hidden_size": Unread("the language model's width is used, as in the tensors"),
 }
 """Fields of the vision encoder's section of config.json."""
 
 TOP: Fields = TEXT | {
-    "audio_config": Unread("sounds are not taken"),
+    "audio_config": Unread("audio is not supported"),
     "boa_token_id": NOT_A_MODEL,
     "eoa_token_index": NOT_A_MODEL,
     "im_start_id": NOT_A_MODEL,
@@ -163,21 +165,21 @@ TOP: Fields = TEXT | {
     "video_token_id": NOT_A_MODEL,
     "vision_start_token_id": NOT_A_MODEL,
     "vision_end_token_id": NOT_A_MODEL,
-    "image_size": Unread("the tower's section counts"),
+    "image_size": Unread("the vision encoder's section is used"),
 }
 """Fields at the top level of config.json, where older files have the language model's fields."""
 
-NOT_AN_ANSWER = Unread("about how transformers computes, not what")
-DRAFTS = Unread("drafts change no answer")
-BEAMS = Unread("used with num_beams alone, which is refused")
+NOT_AN_ANSWER = Unread("it affects how transformers computes, not the result")
+DRAFTS = Unread("drafts do not change answers")
+BEAMS = Unread("used only with num_beams, which is rejected")
 SAMPLING = Unread("not implemented", ())
-ONE_DRAW = Unread("an answer is drawn token by token, without beams", (1,))
+ONE_DRAW = Unread("beam search is not supported", (1,))
 
 GENERATION: Fields = {
     **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), NOT_A_MODEL),
     # length
-    "max_length": Unread("bounds prompt and answer together, as --context-length does"),
-    "min_length": Unread("counts the prompt; use min_new_tokens", (0,)),
+    "max_length": Unread("it limits prompt and answer together, as --context-length does"),
+    "min_length": Unread("it counts the prompt; use min_new_tokens", (0,)),
     "max_time": SAMPLING,
     "exponential_decay_length_penalty": SAMPLING,
     # sampling
@@ -196,19 +198,19 @@ GENERATION: Fields = {
     "dola_layers": SAMPLING,
     "penalty_alpha": Unread("contrastive search is not implemented", (0,)),
     "token_healing": Unread("not implemented", (False,)),
-    "remove_invalid_values": Unread("an answer with such values ends with an error"),
-    "renormalize_logits": Unread("the draw does so"),
+    "remove_invalid_values": Unread("an answer with NaN or infinity ends with an error"),
+    "renormalize_logits": Unread("sampling normalizes anyway"),
     # beams
     "num_beams": ONE_DRAW,
     "num_beam_groups": ONE_DRAW,
     "num_return_sequences": Unread("use a request's n", (1,)),
-    "diversity_penalty": Unread("an answer is drawn token by token, without beams", (0,)),
+    "diversity_penalty": Unread("beam search is not supported", (0,)),
     "constraints": SAMPLING,
     "force_words_ids": SAMPLING,
     "length_penalty": BEAMS,
     "early_stopping": BEAMS,
     # computation and format of the result
-    "is_assistant": Unread("a draft model for another model", (False,)),
+    "is_assistant": Unread("this is a draft model for another model", (False,)),
     **dict.fromkeys(
         (
             *("assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind"),
@@ -254,7 +256,7 @@ def refuse_generation(generation: Section) -> None:
     """Raise CheckpointError for an unsupported field of generation_config.json that changes
     outputs.
     """
-    _refuse(generation, GENERATION, "; without the field the model is served without it")
+    _refuse(generation, GENERATION, "; remove the field to serve the model without it")
 
 
 def _refuse(section: Section, fields: Fields, remedy: str = "") -> None:

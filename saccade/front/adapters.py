@@ -125,14 +125,14 @@ class AdapterRegistry:
             )
         if not Path(folder).is_absolute() or "\0" in folder:
             raise InvalidRequest(
-                f"lora_path: expected an absolute path of the server's, got {folder[:200]!r}",
+                f"lora_path: expected an absolute path on the server, got {folder[:200]!r}",
                 "lora_path",
             )
         held = len(self._named) + len(self._busy) + self._leaving
         if held >= self._most:
             raise InvalidRequest(
-                f"lora_name: {held} adapters are loaded, or end with their last requests; the "
-                f"limit is {self._most}: unload one, or start the server with --tune max_loras=N",
+                f"lora_name: {held} adapters are loaded or still used by requests; the limit is "
+                f"{self._most}: unload one, or start the server with --tune max_loras=N",
                 "lora_name",
                 "too_many_adapters",
             )

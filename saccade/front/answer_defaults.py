@@ -62,7 +62,7 @@ def _rules(config: Section, spec: FamilySpec) -> TokenRules:
     words = config.get("bad_words_ids") or []
     if not isinstance(words, list) or not all(map(_is_run, words)):
         raise CheckpointError(
-            f"{config.where}: bad_words_ids must be a list of lists of integers, none of them empty"
+            f"{config.where}: bad_words_ids must be a list of non-empty lists of integers"
         )
     # Like transformers, never forbid the end tokens.
     runs += [word for word in words if word not in [[token] for token in spec.eos_token_ids]]

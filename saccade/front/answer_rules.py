@@ -60,8 +60,8 @@ class AnswerRules:
             )
         if (self.truncate_prompt_tokens or -1) < -1 or self.truncate_prompt_tokens == 0:
             raise InvalidRequest(
-                "truncate_prompt_tokens: expected a number of tokens of at least 1, or -1 for as "
-                f"many as there is room for, got {self.truncate_prompt_tokens}",
+                "truncate_prompt_tokens: expected at least 1, or -1 for as many tokens as fit, "
+                f"got {self.truncate_prompt_tokens}",
                 "truncate_prompt_tokens",
             )
         if abs(self.priority) > MAX_PRIORITY:
@@ -111,7 +111,7 @@ def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
 def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
     """Yield a word's tokens at the start of a text and after a space.
 
-    As in vLLM, the second is left out unless it has the same length and a different first token.
+    As in vLLM, the second is included only if it has the same length and a different first token.
     """
     word = word.lstrip() or word
     plain = tuple(tokenizer.encode(word))

@@ -176,14 +176,14 @@ def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, 
 
 
 def check_proven(spec: FamilySpec, folder: Path, settings: ParitySettings) -> None:
-    """Raise ConfigError for an architecture that no test covers, unless the user allows it."""
+    """Raise ConfigError if no test covers the architecture, unless the user allows it."""
     if not (name := spec.unproven):
         return
     if settings.parity == "auto":
         raise ConfigError(
-            f"{folder}: {name} is none of the architectures whose answers are compared with "
-            "transformers' own before a release (docs/models.md lists them); start with "
-            "--parity unproven to serve it: a few prompts are then compared at load alone"
+            f"{folder}: {name} is not among the architectures whose answers are compared with "
+            "transformers before a release (see docs/models.md). To serve it anyway, start with "
+            "--parity unproven: then only a few prompts are compared, at load"
         )
     log.warning("%s is unproven: %s", name, UNPROVEN)
 
@@ -222,6 +222,6 @@ def check_role(role: Role, spec: FamilySpec, adapters: AdapterSettings) -> None:
         raise ConfigError(f"--lora: adapters are for --role all, not for {role}")
     if role != "all" and not spec.sees_images:
         raise ConfigError(
-            f"--role {role}: this model has no vision tower, so there are no images to encode; use "
-            "--role all"
+            f"--role {role}: this model has no vision encoder, so there are no images to encode; "
+            "use --role all"
         )

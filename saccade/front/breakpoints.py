@@ -39,7 +39,7 @@ class CacheControl(AnyFields):
 class PromptCacheBreakpoint(AnyFields):
     """OpenAI's breakpoint: keep the prompt up to here.
 
-    The default of ttl is the ttl of `prompt_cache_options`, or else 30m.
+    `ttl` defaults to the ttl in `prompt_cache_options`, or to 30m.
     """
 
     mode: Literal["explicit"] = "explicit"
@@ -187,7 +187,7 @@ def read_cache_request(
 
 def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]:
     """Return the breakpoints that are used, in order: the last four, including the one at the end
-    of the prompt if the request asks for it.
+    of the prompt if the request sets it.
 
     Raises InvalidRequest for more than four Anthropic breakpoints, as Anthropic's API does.
     OpenAI's remain in a conversation as it grows, so the last ones are used.
@@ -198,8 +198,8 @@ def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]
     strict = [mark for mark in every if mark.strict]
     if len(strict) > MAX_BREAKPOINTS:
         raise InvalidRequest(
-            f"{strict[MAX_BREAKPOINTS].place}: a request has at most {MAX_BREAKPOINTS} of "
-            f"cache_control, got {len(strict)}",
+            f"{strict[MAX_BREAKPOINTS].place}: a request may have at most {MAX_BREAKPOINTS} "
+            f"cache_control breakpoints, got {len(strict)}",
             strict[MAX_BREAKPOINTS].place,
         )
     return every[-MAX_BREAKPOINTS:]

@@ -104,7 +104,7 @@ class EngineChanges:
         self.asleep = changed.asleep
 
     def hear(self, altered: Altered) -> None:
-        """Complete the change that the engine has reported."""
+        """Return the engine's result to the caller that waits for the change."""
         waiting = self._asked.pop(altered.id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(altered.changed)

@@ -114,11 +114,11 @@ class ChatMessage(Marked, kw_only=True):
     """Images before the content. Each is a URL, base64, or an image_url part."""
     refusal: Any = None  # the text of an answer that has no content
     function_call: Unread = None
-    """Refused unless empty. Use tool_calls."""
+    """Must be empty. Use tool_calls."""
     functions: Unread = None
-    """Refused unless empty. Use the request's tools."""
+    """Must be empty. Use the request's tools."""
     tools: Unread = None
-    """Refused unless empty. Use the request's tools."""
+    """Must be empty. Use the request's tools."""
     partial: Literal[False] | None = None
     """Must be false. Use continue_final_message."""
     prefix: Literal[False] | None = None
@@ -130,8 +130,6 @@ _PART: Reader[ContentPart] = Reader(ContentPart)
 
 
 class _Content(Struct):
-    """A message's or a part's text, as undecoded JSON."""
-
     content: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
     reasoning_content: msgspec.Raw = msgspec.Raw()
@@ -235,7 +233,7 @@ def read_parts(
 
 
 def _reject_audio(message: object, place: str) -> None:
-    """Raise InvalidRequest with advice for the first audio part."""
+    """Raise InvalidRequest for the first audio part, with advice on how to send audio."""
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None

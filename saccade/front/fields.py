@@ -2,7 +2,7 @@
 
 This module has the rules that apply to every field: null means "not given", 8.0 is accepted for 8,
 integers have 64 bits, and images and videos are addressed by URL, uploaded file or base64. Errors
-have msgspec's messages, prefixed by the path of the field, which is also in `param`.
+have msgspec's messages, prefixed by the path of the field. `param` has this path, too.
 `unread_fields.py` decides about names that no class declares.
 """
 
@@ -39,7 +39,7 @@ _VERBATIM = frozenset({"arguments", "input", "input_schema", "schema"})
 """Objects of the client's own, in which null is kept because it has a meaning."""
 
 _CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")
-_AUDIO = "audio is not taken: this model reads images and text"
+_AUDIO = "audio is not supported: this model reads images and text"
 UNSEEN = {
     **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
 }
@@ -152,7 +152,7 @@ def not_json(
     if isinstance(error, RecursionError):
         why = f"{at} is nested too deeply"
     elif half := _unpaired_surrogate(raw):
-        why = f"{at}: {half} is half of a surrogate pair, which is no character: send both halves"
+        why = f"{at}: {half} is one half of a surrogate pair: send both halves"
     else:
         why = f"{at} is not valid JSON: {error}"
     return InvalidRequest(why, path or None, "invalid_json")
@@ -204,7 +204,7 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
             return unsupported(path, instead)
         return InvalidRequest(
             f"{path}: this parameter is not supported, and would change what the model sees: send "
-            "images as parts of the content, bounded by min_pixels and max_pixels",
+            "images as parts of the content, and limit their size by min_pixels and max_pixels",
             path,
             "unsupported_parameter",
         )
@@ -303,7 +303,9 @@ def address(file_id: str | None, url: str | None, place: str, *names: str) -> st
     Raises InvalidRequest unless exactly one is given.
     """
     if file_id is not None and url is not None:
-        raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
+        raise InvalidRequest(
+            (f"{place}: {names[0]} and {names[1]} are mutually exclusive: send one of them"), place
+        )
     if file_id is not None:
         return FileId(file_id)
     if url is not None:
@@ -322,7 +324,9 @@ def image_address(
         return address(file_id, url, place, *names)
     for name, given in zip(names, (file_id, url), strict=True):
         if given is not None:
-            raise InvalidRequest(f"{place}: digest and {name} exclude each other", place)
+            raise InvalidRequest(
+                (f"{place}: digest and {name} are mutually exclusive: send one of them"), place
+            )
     return Digest(digest)
 
 

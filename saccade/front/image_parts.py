@@ -80,8 +80,8 @@ class ImageURL(Pixels, kw_only=True):
 class UploadedFile(Pixels, kw_only=True):
     """An image uploaded with POST /v1/files, or inline in `file_data` as a data: URL or base64.
 
-    In a part of type file, it may also be a PDF, which is shown as one image per page, or a single
-    `page` of it.
+    In a part of type file, it may also be a PDF. A PDF is shown as one image per page, or only its
+    `page`.
     """
 
     file_id: str | None = None
@@ -283,17 +283,20 @@ def _sourced(part: SourcedPart, place: str, name: str) -> Address:
         raise missing(f"{place}.{name}")
     if len(given) > 1:
         first, second, *_ = given
-        raise InvalidRequest(f"{place}: {first} and {second} exclude each other", place)
+        raise InvalidRequest(
+            (f"{place}: {first} and {second} are mutually exclusive: send one of them"), place
+        )
     return next(iter(given.values()))
 
 
 def _check_alone(part: SourcedPart, place: str, name: str) -> None:
     for other in _addresses(part):
-        raise InvalidRequest(f"{place}: {name} and {other} exclude each other", place)
+        raise InvalidRequest(
+            (f"{place}: {name} and {other} are mutually exclusive: send one of them"), place
+        )
 
 
 def _addresses(part: SourcedPart) -> dict[str, Address]:
-    """Return the part's addresses by field."""
     found: dict[str, Address] = {}
     if part.url is not None:
         found["url"] = image_url(part.url)
@@ -336,7 +339,7 @@ def _budget(
     one, other = within.detail or "auto", beside.detail or "auto"
     if "auto" not in (one, other) and one != other:
         raise InvalidRequest(
-            f"{place}: detail is given twice, as {one} and as {other}", f"{place}.detail"
+            f"{place}: detail is set twice, to {one} and as {other}", f"{place}.detail"
         )
     return defaults.budget(other if one == "auto" else one, least, most)
 
@@ -361,6 +364,6 @@ def region_of(corners: list[int], place: str) -> ImageRegion:
 def _either(name: str, one: T | None, other: T | None, place: str) -> T | None:
     if one is not None and other is not None and one != other:
         raise InvalidRequest(
-            f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"
+            f"{place}: {name} is set twice, to {one} and as {other}", f"{place}.{name}"
         )
     return other if one is None else one

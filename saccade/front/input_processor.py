@@ -83,9 +83,7 @@ class InputProcessor:
         return await self.prompts.in_thread(work)
 
     async def warm_up(self) -> None:
-        """Do the work that the first chat would wait for: a scan of a large vocabulary takes 0.15
-        s.
-        """
+        """Do the work that would delay the first chat: scanning a large vocabulary takes 0.15 s."""
         await self.in_thread(lambda: self.tokenizer.longest_token)
 
     async def prepare(

@@ -63,7 +63,7 @@ class LoadingView:
 
 
 def describe(loading: Loading) -> str:
-    """Return the stage in words, with its progress if known."""
+    """Describe the stage of start-up, with its progress if known."""
     if not loading.total:
         return loading.stage
     unit, name = (1e9, "GB") if loading.total >= 1e9 else (1e6, "MB")

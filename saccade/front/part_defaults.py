@@ -122,13 +122,11 @@ NO_DEFAULTS = PartDefaults()
 
 
 def _one(name: str, *given: int | None) -> int | None:
-    """Return a limit that may be in several fields. Raises InvalidRequest if their values
-    differ.
-    """
+    """Return a limit that can be set in several fields. Raises InvalidRequest if they differ."""
     found = {each for each in given if each is not None}
     if len(found) > 1:
         where = "mm_processor_kwargs"
         raise InvalidRequest(
-            f"{where}: {name} is given twice, as {' and as '.join(map(str, sorted(found)))}", where
+            f"{where}: {name} is set twice, to {' and as '.join(map(str, sorted(found)))}", where
         )
     return found.pop() if found else None

@@ -68,11 +68,11 @@ class AnswerFollower(Protocol):
     """Observes the answers to one request, for a plugin."""
 
     def take_update(self, update: AnswerUpdate) -> AnswerUpdate:
-        """Return the update to pass on to the client, which may be a modified one."""
+        """Return the update to send to the client: this one, or a modified copy."""
         ...
 
     def end(self, prepared: PreparedRequest, ready: Ready) -> None:
-        """This is called when all answers have finished without an error."""
+        """Record that all answers have finished without an error."""
         ...
 
 

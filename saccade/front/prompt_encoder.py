@@ -266,8 +266,8 @@ class PromptEncoder:
         if mark is None:
             param = chat.videos[0].param
             raise InvalidRequest(
-                f"{param}: this model's chat template does not show videos: send frames as images, "
-                "or have the server started with another --chat-template",
+                f"{param}: this model's chat template does not show videos: send frames as "
+                "images, or ask the operator to start the server with another --chat-template",
                 param,
                 "no_video",
             )
@@ -296,8 +296,9 @@ class PromptEncoder:
         if (hidden := self.template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(
-                f"{place}: this model's chat template joins texts and has no place for an image or "
-                "a video here: have the server started with another --chat-template",
+                f"{place}: this model's chat template joins texts and cannot place an image or a "
+                "video in this message: ask the operator to start the server with another "
+                "--chat-template",
                 place,
                 "no_place_for_media",
             )
@@ -352,7 +353,9 @@ class PromptEncoder:
         return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raise InvalidRequest for a text that is too long however it is tokenized."""
+        """Raise InvalidRequest for a text that cannot fit in the context, however it is
+        tokenized.
+        """
         least = -(-len(text) // self._tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"
@@ -367,7 +370,6 @@ def takes_long(request: GenerationRequest) -> bool:
 
 
 def _replaced(text: str, starts: Sequence[int], length: int, replacements: Sequence[str]) -> str:
-    """Replace the `length` characters at `starts[k]` by `replacements[k]`, for each k."""
     ends = [0, *(start + length for start in starts)]
     between = [text[end:start] for end, start in zip(ends, [*starts, len(text)])]
     return "".join(piece for pair in zip(between, [*replacements, ""]) for piece in pair)

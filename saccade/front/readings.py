@@ -63,10 +63,9 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedReadRequest:
-    """Prompts with a common prefix.
+    """Prompts with a common prefix, which differ only in the last text of the chat.
 
-    They differ only in the last text of the chat, where each entry of `tails` in turn replaces
-    `mark`.
+    In each of them, one of the `tails` replaces `mark`.
     """
 
     request: GenerationRequest
@@ -78,7 +77,7 @@ class SharedReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class WasRead:
-    """The pooled output of one prompt, and its token counts."""
+    """The pooled output of a prompt, and its token counts."""
 
     values: npt.NDArray[np.float32]  # float32 [C, width]
     tokens: int  # prompt tokens
@@ -165,7 +164,7 @@ class PromptReader:
         for read in reads:
             each = self._intake.prompts.encode_now(read.request, most)
             if not each.tokens:
-                raise InvalidRequest(f"{read.place}: there is nothing in it", read.place)
+                raise InvalidRequest(f"{read.place}: it is empty", read.place)
             total += len(each.tokens)
             _check_total(total)
             encoded.append(each)
@@ -203,7 +202,7 @@ class PromptReader:
         rendered = intake.prompts.render(chat, request, most)
         if rendered.text.count(mark) != 1:
             raise InvalidRequest(
-                f"{asked.place}: the model's chat template does not show the last message as it is",
+                f"{asked.place}: the model's chat template changes the text of the last message",
                 asked.place,
             )
         at = rendered.text.index(mark)
@@ -313,10 +312,10 @@ def _prepared(
 
 
 def _sources(request: GenerationRequest) -> tuple[Source, ...]:
-    """Return the images of a request. Raises InvalidRequest for a video."""
     for video in request.chat.videos:
         raise InvalidRequest(
-            f"{video.param}: videos are not read here: send frames as images", video.param
+            f"{video.param}: videos are not supported by this endpoint: send frames as images",
+            video.param,
         )
     return request.chat.sources
 

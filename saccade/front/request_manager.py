@@ -138,12 +138,11 @@ class _Answer:
 
     @property
     def standing(self) -> InFlight:
-        """The progress of the answer."""
         request, age = self.request, time.monotonic() - self.request.arrival
         return InFlight(age, len(request.tokens), len(request.images), self._num_tokens)
 
     def advance(self, delta: Delta) -> AnswerUpdate:
-        """Return the update for `delta`. A stop string may set its `finish`."""
+        """Return the update for `delta`. `finish` is set if a stop string ends the answer."""
         sampling = self.request.sampling
         tokens = delta.tokens
         if delta.finish == "stop" and tokens and not self._reading.with_stop:
@@ -368,7 +367,7 @@ class RequestManager:
         return prepared
 
     def _send_tokenizer(self) -> asyncio.Task[None]:
-        """Send the tokenizer to the engine, for grammars. Only the first call sends it."""
+        """Send the tokenizer to the engine, which needs it for grammars. Later calls do nothing."""
         if self._tokenizer_sent is None:
             self._tokenizer_sent = asyncio.create_task(self._write_tokenizer())
             self._tasks.add(self._tokenizer_sent)
@@ -384,8 +383,8 @@ class RequestManager:
         """Yield updates of all answers as they arrive, until each answer has had its last.
 
         Answers are numbered through the `n` answers to each prepared request in turn. With
-        `streamed` False, an update may cover several tokens, which is cheaper. Close the iterator
-        early (`contextlib.aclosing`) to abort unfinished answers.
+        `streamed` False, updates may cover several tokens, to save work. Close the iterator early
+        (`contextlib.aclosing`) to abort unfinished answers.
 
         Raises the RequestError with which an answer failed.
         """
@@ -582,7 +581,8 @@ class RequestManager:
     async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
         """Send an image's pixels to the engine.
 
-        On an error, report it instead, which ends every request with this image.
+        Reports an error instead if there is one. The engine then ends every request with this
+        image.
         """
         try:
             names = await self.intake.media.bring(key, slot)
@@ -614,7 +614,6 @@ class RequestManager:
 
 
 def _error_of(delta: Delta) -> RequestError:
-    """Return the error with which the engine ended a request."""
     said = delta.error or "the engine aborted the request"
     if delta.code == InternalError.code:
         log.error("request %s: %s", delta.id, said)
@@ -636,13 +635,12 @@ def _placed(
 
 
 def _without_content(event: AnswerUpdate) -> AnswerUpdate:
-    """Return the update without the answer's content, which the client did not request."""
     finish: Finish | None = "length" if event.finish else None
     return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
 
 
 def _may_stop(prepared: PreparedRequest) -> bool:
-    """Return True if the front, not the engine, may detect the end of the answer."""
+    """Return True if the front, instead of the engine, may detect the end of the answer."""
     return bool(prepared.request.sampling.stop) or prepared.reading.single
 
 

@@ -106,7 +106,6 @@ CHATS = Scoring()
 
 
 def _ended(instruction: str) -> str:
-    """Add a full stop to an instruction, unless it ends with punctuation."""
     instruction = instruction.strip()
     if instruction and not unicodedata.category(instruction[-1]).startswith("P"):
         return f"{instruction}."
@@ -142,5 +141,7 @@ def _labels(templates: ScoreTemplates, own: Tokenizer) -> tuple[int, ...]:
     found = [own.encode(label) for label in templates.labels]
     if any(len(tokens) != 1 for tokens in found):
         words = " and ".join(map(repr, templates.labels))
-        raise ConfigError(f"--pooling rank: {words} are no single tokens of this model's tokenizer")
+        raise ConfigError(
+            f"--pooling rank: {words} are not single tokens of this model's tokenizer"
+        )
     return tuple(tokens[0] for tokens in found)

@@ -194,7 +194,7 @@ def sort_rules(rules: Sequence[StepRule]) -> list[StepRule]:
     for rule in (rule for left in behind.values() for rule in left):
         raise ConfigError(
             f"plugin {rule.name.partition('.')[0]}: its step {rule.name} follows {rule.after}, "
-            "which is no step of this server, or follows it in turn"
+            "which does not exist, or itself follows this step"
         )
     return ordered
 

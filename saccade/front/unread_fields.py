@@ -267,7 +267,7 @@ class Citations(Struct, forbid_unknown_fields=True):
 class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
     """An image, a video, a file, or the object with its URL.
 
-    The fields listed here may have any value, unless a subclass reads them. All others are
+    The fields of this class may have any value, unless a subclass reads them. All others are
     rejected.
     """
 

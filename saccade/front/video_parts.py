@@ -143,8 +143,8 @@ def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> Video
     """Read a video part of any type. Raises InvalidRequest that names the field below `place`."""
     if defaults.sized:
         raise InvalidRequest(
-            "mm_processor_kwargs.size: read for images alone: bound a video by min_pixels, "
-            "max_pixels and total_pixels beside it",
+            "mm_processor_kwargs.size: this applies only to images: for videos, send min_pixels, "
+            "max_pixels and total_pixels in mm_processor_kwargs",
             "mm_processor_kwargs.size",
             "unsupported_parameter",
         )
@@ -180,7 +180,9 @@ def _input_video(part: InputVideoPart, place: str) -> Clip:
     if part.file_id is None and part.video_data is None and link is not None:
         return _linked(link)
     if isinstance(link, VideoURL):
-        raise InvalidRequest(f"{place}: video_url and file_id exclude each other", place)
+        raise InvalidRequest(
+            (f"{place}: video_url and file_id are mutually exclusive: send one of them"), place
+        )
     link = part.video_data if link is None else link
     return Clip(address(part.file_id, link, place, "file_id", "video_url"))
 
@@ -246,7 +248,7 @@ def _video_options(
         own = getattr(beside, name)
         if within is not None and own is not None and within != own:
             raise InvalidRequest(
-                f"{place}: {name} is given twice, as {within:g} and as {own:g}", f"{place}.{name}"
+                f"{place}: {name} is set twice, to {within:g} and as {own:g}", f"{place}.{name}"
             )
         found[name] = own if within is None else within
     paced = found["fps"] is not None or found["num_frames"] is not None

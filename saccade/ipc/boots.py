@@ -1,7 +1,7 @@
 """Boot messages of the engine and its workers.
 
-They have a separate module because the types of all other messages take long to import, which would
-delay the start of the workers.
+These are in a separate module so that workers start early: importing the types of all other
+messages takes long.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Child processes of a server: starting them, exchanging messages with them, detecting their exit,
-and stopping them. Every process of a server is started here.
+and stopping them. This module starts every process of a server.
 
 A child runs a module in a new session, with the root directory as its working directory. It
 inherits one end of a socket pair, a pipe for its exit message, and the descriptors that its boot
@@ -452,7 +452,6 @@ def _members(kinds: Any) -> tuple[type, ...]:
 
 
 def _read(connection: socket.socket, length: int) -> bytearray:
-    """Read exactly `length` bytes. Raises Disconnected."""
     data = bytearray(length)
     view, read = memoryview(data), 0
     while read < length:

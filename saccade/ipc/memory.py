@@ -1,6 +1,5 @@
-"""The memory of this process: bytes allocated by native code, objects excluded from garbage
-collection, and the memory still available to the process, on the machine and within each of its
-cgroups (version 2).
+"""The memory of this process: bytes allocated by malloc, objects excluded from garbage collection,
+and the memory that is still available on the machine and within each cgroup (version 2).
 
 To measure a library that does not report its memory use, subtract two readings. Files in /proc and
 /sys are read again on each call; missing ones are skipped.
@@ -24,8 +23,6 @@ _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks k
 
 
 class _Info(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS.split()]
 
 
@@ -49,9 +46,9 @@ def trim() -> None:
 
 
 def release_pages(address: int, nbytes: int) -> None:
-    """Return memory to the operating system: the whole pages within `nbytes` from `address`.
+    """Return the whole pages within `nbytes` from `address` to the operating system.
 
-    When next read, they contain zeros.
+    When they are read again, they contain zeros.
     """
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     whole = (address + nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -89,8 +86,9 @@ def allocated_bytes() -> int:
 
 
 def begin_imports() -> None:
-    """Disable garbage collection, which would take a sixth of the import time and free almost no
-    memory.
+    """Disable garbage collection during imports.
+
+    It would take a sixth of their time, and free almost no memory.
     """
     gc.disable()
 
@@ -155,7 +153,6 @@ class MachineMemory:
 
 
 def _groups(root: Path) -> list[Path]:
-    """Return the directories of this process's cgroup and of its ancestors."""
     names = [
         line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line[:3] == "0::"
     ]

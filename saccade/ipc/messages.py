@@ -147,8 +147,8 @@ class Alter:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Hold new requests in the queue. The engine answers with `Altered` once it computes no more
-    steps.
+    """Hold new requests in the queue. The engine answers with `Altered` once it computes
+    nothing.
     """
 
     id: int
@@ -302,7 +302,7 @@ class Loaded:
     """Answer to `Load`."""
 
     hardware: Hardware
-    quantised: str = ""  # a summary of the quantised matrices, to print; "" if there are none
+    quantised: str = ""  # a summary of the quantized matrices, to print; "" if there are none
     # as in `KVConfig`, if requested and present in the checkpoint
     kv_scales: tuple[tuple[float, float], ...] = ()
     attention: str = "auto"  # the selected attention backend

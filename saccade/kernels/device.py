@@ -12,7 +12,7 @@ FIRST_FP8 = 89
 """GPU generation from which on values can be converted to and from FP8."""
 HOPPER = 90
 FIRST_SMALL = 120
-"""GPU generation from which on shared memory is small again: Blackwell outside data centres."""
+"""GPU generation from which on shared memory is small again: Blackwell outside data centers."""
 
 
 def has_fp8(device: torch.device) -> bool:
@@ -43,7 +43,7 @@ def multiprocessors(device: torch.device) -> int:
 def has_room(device: torch.device) -> bool:
     """Return True if a kernel can use 227 KB of shared memory.
 
-    Data centre GPUs have that since Hopper. Others have 99 KB.
+    Data center GPUs have that since Hopper. Others have 99 KB.
     """
     return HOPPER <= generation(device) < FIRST_SMALL
 

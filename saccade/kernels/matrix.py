@@ -23,8 +23,8 @@ MIN_FP8_GROUP = 16
 core's matmul.
 """
 MAX_UNQUANTIZED_ROWS = 16
-"""Batches up to this size are not quantised to 8 bits. For 16 rows (19,456 x 2,560), an H200 takes
-24 microseconds in 8 bits and 30 unquantised, with a fifteenth of the error. For 64 rows it takes 23
+"""Batches up to this size are not quantized to 8 bits. For 16 rows (19,456 x 2,560), an H200 takes
+24 microseconds in 8 bits and 30 unquantized, with a fifteenth of the error. For 64 rows it takes 23
 and 72.
 """
 CHUNK = 128
@@ -36,7 +36,7 @@ EACH = 8
 
 
 class Fp8Rows(NamedTuple):
-    """Rows quantised to FP8: `rows[t, i] = values[t, i] * scales[t, i // group]`.
+    """Rows quantized to FP8: `rows[t, i] = values[t, i] * scales[t, i // group]`.
 
     Only the first `rows` rows are valid. The others are padding.
     """
@@ -45,10 +45,10 @@ class Fp8Rows(NamedTuple):
     scales: torch.Tensor  # float32 [R, groups], column-major
     group: int  # inputs per scale
     rows: int
-    dtype: torch.dtype  # of the unquantised rows, and of matmul results
+    dtype: torch.dtype  # of the unquantized rows, and of matmul results
 
     def dense(self) -> torch.Tensor:
-        """Return the dequantised rows in float32, without padding."""
+        """Return the dequantized rows in float32, without padding."""
         wide = self.values.float() * self.scales.repeat_interleave(self.group, 1)
         return wide[: self.rows]
 
@@ -58,7 +58,7 @@ Rows = torch.Tensor | Fp8Rows
 
 
 class Fp8Experts(NamedTuple):
-    """The FP8 matrices of E experts, each in the format of an Fp8Matrix."""
+    """The FP8 matrices of E experts, each stored as an `Fp8Matrix`."""
 
     values: torch.Tensor  # FP8 [E, out, in]
     scales: torch.Tensor  # float32 [E, out, groups]
@@ -156,7 +156,7 @@ class Matrix(ABC):
         return self
 
     def rows_group(self) -> int:
-        """Return the inputs per scale if large batches may be quantised to 8 bits, else 0."""
+        """Return the inputs per scale if large batches may be quantized to 8 bits, else 0."""
         return 0
 
     @abstractmethod
@@ -179,7 +179,7 @@ class Matrix(ABC):
         return self.multiply(ops, x)
 
     def dense(self) -> torch.Tensor:
-        """Return the matrix [out, in], dequantised or unpacked if necessary."""
+        """Return the matrix [out, in], dequantized or unpacked if necessary."""
         raise AssertionError(f"a {type(self).__name__} is not dense")
 
 
@@ -246,7 +246,7 @@ class Fp8Matrix(Matrix):
     values: torch.Tensor  # FP8 [out, in]
     scales: torch.Tensor  # float32 [out, groups]
     group: int  # inputs per scale, a multiple of `MIN_FP8_GROUP`; all inputs if there is one scale
-    scaled: bool = False  # large batches may be quantised to 8 bits
+    scaled: bool = False  # large batches may be quantized to 8 bits
     # for a `scaled` matrix with block scales: these scales in the format of `fp8.block_scales`
     blocks: torch.Tensor | None = None
 
@@ -284,7 +284,7 @@ class Fp8Matrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Matrix(Matrix):
-    """A 4-bit matrix:
+    """A 4-bit matrix, whose packed numbers are in `words`:
 
     matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
     """
@@ -344,13 +344,12 @@ class Int4Matrix(Matrix):
 
 
 def whole_rows(x: Rows) -> torch.Tensor:
-    """Return `x`, which must not be quantised."""
+    """Return `x`, which must not be quantized."""
     assert isinstance(x, torch.Tensor), "rows in 8 bits are for matrices that want these"
     return x
 
 
 def _pad_parts(values: torch.Tensor, sizes: Sequence[int], more: int) -> torch.Tensor:
-    """Append `more` zero outputs to each part of values [out, ...]. sizes: outputs per part."""
     return torch.cat([F.pad(part, (0, 0, 0, more)) for part in values.split([*sizes])])
 
 

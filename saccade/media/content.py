@@ -85,8 +85,8 @@ class Budget:
         """
         if self.as_edges and not bounds.as_edges:
             raise ImageError(
-                "mm_processor_kwargs.size: this model's sizes are not bounded by shortest_edge and "
-                "longest_edge in pixels: send min_pixels and max_pixels",
+                "mm_processor_kwargs.size: shortest_edge and longest_edge are not supported by "
+                "this model: send min_pixels and max_pixels",
                 code="unsupported_parameter",
             )
         least, most = self.min_pixels, self.max_pixels
@@ -140,8 +140,10 @@ def identify(
 async def identify_soon(
     digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
 ) -> SizedImage:
-    """Call `identify` without blocking the event loop. It runs on a thread if the model has its own
-    preprocessing operation, which may query another process for the size.
+    """Call `identify` without blocking the event loop.
+
+    A model's own preprocessing operation may query another process for the size. In this case, it
+    runs on a thread.
     """
     name = partial(identify, digest, probe, budget, salt, spec)
     if spec.sample.own is None:

@@ -126,7 +126,7 @@ class MediaKinds:
         """Return a source's kind. Raises InvalidRequest if no enabled plugin provides it."""
         if source.kind not in self._cards:
             raise InvalidRequest(
-                f"{source.param}: this server reads no {source.kind}s: send images instead",
+                f"{source.param}: this server does not support {source.kind}s: send images instead",
                 source.param,
                 "unsupported_parameter",
             )

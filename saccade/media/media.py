@@ -212,8 +212,8 @@ class Media:
         """Raise InvalidRequest if the model has no vision encoder."""
         if not self.spec.sees_images:
             raise InvalidRequest(
-                f"{param}: this model has no vision: it takes text only; send no images, or ask a "
-                "model that has a vision tower",
+                f"{param}: this model supports only text: send no images, or use a model with a "
+                "vision encoder",
                 param,
                 "no_vision",
             )
@@ -249,7 +249,6 @@ class Media:
         return await self.decode(key, slot)
 
     async def _given(self, encoders: EmbeddingSource, key: ImageKey, slot: PixelSlot) -> bool:
-        """Request an image's embedding. Returns True if the slot now contains it."""
         held = self._held.get(key, ())
         opened = next((each for each in held if each.there), next(iter(held), None))
         if opened is None or opened.budget is None:
@@ -293,7 +292,6 @@ class Media:
                 spent.ship_ms = (spent.shipped - max(asked, spent.decoded)) * 1e3
 
     async def _name_pixels(self, opened: OpenedImage, slot: PixelSlot) -> PixelNames:
-        """Return the names of the pixels in a slot."""
         key, image, frames = opened.image.key, opened.image, len(opened.frames)
         pixels = self._arena.flat(slot.offset, 3 * slot.height * slot.width)
         if self._prints is not None:

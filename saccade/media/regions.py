@@ -142,14 +142,13 @@ class Regions:
 
 
 def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
-    """Return a region as a box in pixels. Raises ImageError if it is not inside the image."""
     height, width = upright
     inside = 0 <= region.left < region.right <= width and 0 <= region.top < region.bottom <= height
     if inside:
         return Box(region.top, region.left, region.bottom, region.right)
     given = [region.left, region.top, region.right, region.bottom]
     raise ImageError(
-        f"{region.param}: {given} is no part of the image, which is {width} x {height} px: send "
+        f"{region.param}: {given} is not inside the image, which is {width} x {height} px: send "
         f"[x0, y0, x1, y1] with 0 <= x0 < x1 <= {width} and 0 <= y0 < y1 <= {height}",
         region.param,
         "invalid_region",

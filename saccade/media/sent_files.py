@@ -85,10 +85,9 @@ class SentFiles:
         that occurs several times is read once.
 
         Before pages are read, `fits` is called with the number of image tokens of each file, and
-        may raise. `others` is the number of the prompt's other images, which the budget of each
-        page may depend on. Raises ImageError, TooLarge, NotFound or Overloaded, as `Media.open`
-        does, and the exceptions of `fits`. Damaged images are only detected when their source is
-        opened.
+        may raise. `others` is the number of the prompt's other images. The budget of each page may
+        depend on it. Raises ImageError, TooLarge, NotFound or Overloaded, as `Media.open` does, and
+        the exceptions of `fits`. Damaged images are only detected when their source is opened.
         """
         media = self._media
         media.check_count(len(sources), sources[-1].param)
@@ -134,7 +133,6 @@ class SentFiles:
             raise at(error, param) from error
 
     def _kind_of(self, data: bytes) -> FileKind | None:
-        """Return the kind of media for a document, or `None` for an image."""
         name = self._media.kinds.of_bytes(data)
         return None if name is None else cast(FileKind, self._media.kinds[name])
 
@@ -160,7 +158,6 @@ class SentFiles:
             raise at(error, source.param) from error
 
     def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
-        """Count the image tokens of a document's pages, in a prompt with `images` images in all."""
         if isinstance(found, ImageSource) or not found.images:
             return 0
         spec = self._media.spec
@@ -171,10 +168,12 @@ class SentFiles:
 
 
 def _image_in(data: bytes, source: SentFile) -> ImageSource:
-    """Return the source of a file that is an image. Raises InvalidRequest if it asks for a page."""
+    """Return the source of a file that is an image. Raises InvalidRequest if a page was
+    requested.
+    """
     if source.page is not None:
         raise InvalidRequest(
-            f"{source.param}: page is given, and the file is an image: leave page out",
+            f"{source.param}: page is set, but the file is an image: omit page",
             source.param,
         )
     if source.region is not None:

@@ -17,8 +17,7 @@ from saccade.media.content import PixelNames
 
 
 def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) -> PixelNames:
-    """Hash an image's tiles, and compute the canvas's hash from these, since the vision encoder
-    sees only the tiles.
+    """Hash an image's tiles, and derive the canvas's hash from these.
 
     Tiles that the vision encoder cannot distinguish get the same hash.
     """

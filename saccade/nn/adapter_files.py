@@ -92,8 +92,8 @@ def read_adapter(
     """
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(
-            f"{folder}: adapter_model.bin may hold code, and is not read: save the adapter as "
-            f"{WEIGHTS}"
+            f"{folder}: adapter_model.bin may contain code, so it is not read: save the adapter "
+            f"as {WEIGHTS}"
         )
     config_json = _read_config(folder / CONFIG)
     config = _config(folder / CONFIG, config_json)
@@ -109,13 +109,13 @@ def read_adapter(
             module = canonical_name(f"{match['module']}.weight").removesuffix(".weight")
             if module not in modules:
                 raise CheckpointError(
-                    f"{path}: {match['module']} does not support adapters: the linear layers of "
-                    "the language model and of the vision tower can, but for embeddings, head, "
-                    "routers and experts"
+                    f"{path}: {match['module']} does not support adapters: only linear layers of "
+                    "the language model and of the vision encoder do, except for the embeddings, "
+                    "the head, routers and experts"
                 )
             halves.setdefault(module, {})[match["half"]] = name
         if not halves:
-            raise CheckpointError(f"{path} holds no adapter")
+            raise CheckpointError(f"{path} contains no adapter")
         for module, named in halves.items():
             shapes = {half: stored[name] for half, name in named.items()}
             _check_shapes(path, module, shapes, modules[module])
@@ -123,7 +123,7 @@ def read_adapter(
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged or not complete: {error}") from None
+        raise CheckpointError(f"{path} is damaged or incomplete: {error}") from None
     fingerprint = blake3(blake3(config_json).digest() + blake3(data).digest())
     factors = {
         module: _factors(
@@ -175,8 +175,7 @@ def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, Sto
     length = int.from_bytes(first, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{path} is damaged: its header has {length} bytes; an adapter's may have "
-            f"{MAX_HEADER_BYTES}"
+            f"{path} is damaged: its header has {length} bytes; the limit is {MAX_HEADER_BYTES}"
         )
     header = file.read(length)
     try:
@@ -184,11 +183,11 @@ def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, Sto
         fields.pop("__metadata__", None)
         if len(fields) > most:
             raise CheckpointError(
-                f"{path} has {len(fields)} tensors; an adapter of this model has {most} at most"
+                f"{path} has {len(fields)} tensors; an adapter of this model has at most {most}"
             )
         stored = {name: _STORED.decode(each) for name, each in fields.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged or not complete: {error}") from None
+        raise CheckpointError(f"{path} is damaged or incomplete: {error}") from None
     return first + header, stored
 
 
@@ -198,7 +197,7 @@ def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, Store
     wanted = len(header) + sum(each.nbytes for each in stored.values())
     if size != wanted:
         raise CheckpointError(
-            f"{path} is damaged or not complete: it has {size} bytes, and {wanted} by its header"
+            f"{path} is damaged or incomplete: it has {size} bytes, and {wanted} by its header"
         )
     file.seek(0)
     data = file.read(size)
@@ -234,9 +233,8 @@ def _unsupported(fields: Mapping[str, Any], config: AdapterConfig) -> Iterator[s
 def _check_shapes(
     path: Path, name: str, halves: Mapping[str, StoredHalf], shape: tuple[int, int]
 ) -> None:
-    """Raise CheckpointError unless an adapter's matrices fit the module's shape [out, in]."""
     if halves.keys() != {"A", "B"}:
-        raise CheckpointError(f"{path}: {name} has lora_{min(halves)} alone")
+        raise CheckpointError(f"{path}: {name} has only lora_{min(halves)}")
     a, b = halves["A"].shape, halves["B"].shape
     rank = a[0] if len(a) == 2 else 0
     if not 0 < rank <= MAX_RANK:
@@ -254,10 +252,9 @@ def _check_shapes(
 def _factors(
     path: Path, name: str, halves: Mapping[str, torch.Tensor], config: AdapterConfig
 ) -> Factors:
-    """Return one module's matrices. Raises CheckpointError if a value is not finite."""
     for half, tensor in halves.items():
         if not tensor.isfinite().all():
-            raise CheckpointError(f"{path}: {name}: lora_{half} has values that are no numbers")
+            raise CheckpointError(f"{path}: {name}: lora_{half} contains NaN or infinity")
     rank = len(halves["A"])
     divisor = math.sqrt(rank) if config.use_rslora else rank
     return Factors(halves["A"], halves["B"], config.alpha / divisor)

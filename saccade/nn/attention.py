@@ -25,7 +25,7 @@ class HeadsConfig:
     kv_heads: int
     head_dim: int
     qkv_bias: bool
-    qk_norm_eps: float | None  # `None`: queries and keys are not normalised
+    qk_norm_eps: float | None  # `None`: queries and keys are not normalized
     # The norm's weights are stored as `RMSNorm` documents, and queries are scaled by query_factor.
     around_one: bool = False
     query_factor: float = 1.0
@@ -44,7 +44,7 @@ class HeadsConfig:
 
 
 class CausalAttention:
-    """The projections of self-attention. Query, key and value are one matrix; it has `group`."""
+    """The projections of self-attention. Queries, keys and values share one matrix."""
 
     __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 

@@ -1,5 +1,5 @@
 """The language models of the Qwen-VL families: Qwen2 (biases on query, key and value) and Qwen3
-(normalised queries and keys), the latter also with experts.
+(normalized queries and keys), the latter also with experts.
 
 Rotary tables are computed once per forward pass and shared by all layers. Only rows whose logits
 are requested go through the final norm and the head.
@@ -57,7 +57,10 @@ Rope = Callable[[torch.Tensor], Rotation]
 
 
 class Mixer(Protocol):
-    """Mixes tokens: attention, or a layer that replaces it. group: as in `nn.linear.Linear`."""
+    """Mixes tokens: attention, or a layer that replaces it.
+
+    group: as in `nn.linear.Linear`.
+    """
 
     @property
     def group(self) -> int: ...
@@ -123,9 +126,10 @@ class DecoderLayer(Generic[M]):
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map the residual stream [T, hidden], given and returned as the two terms of a sum.
+        """Map the residual stream [T, hidden]. Both the input and the result are two terms of a
+        sum.
 
-        The next norm computes the sum as it normalises. `delta` is None if there is only one term.
+        The next norm computes the sum as it normalizes. `delta` is None if there is only one term.
         """
         normed: Rows
         if delta is None:

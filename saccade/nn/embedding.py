@@ -46,7 +46,7 @@ class TokenEmbedding:
 class TokenHead:
     """Computes logits, by multiplying with a table that may also be the token embedding.
 
-    If weights are packed or quantised, the head has its own copy because the embedding needs plain
+    If weights are packed or quantized, the head has its own copy because the embedding needs plain
     rows. This trades memory for time: multiplying takes half the time (decision 003).
     """
 

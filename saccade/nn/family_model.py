@@ -30,7 +30,7 @@ from saccade.nn.protocol import (
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
-NO_IMAGES = "a model without a vision tower is sent no images"
+NO_IMAGES = "a model without a vision encoder is sent no images"
 NO_LOGITS = "a model without weights is sent no tokens"
 
 
@@ -147,7 +147,7 @@ class FamilyModel:
 
     # (pattern, replacement), applied in order, which map a file's tensor names to canonical names
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
-    # canonical names of the matrices that may be quantised
+    # canonical names of the matrices that may be quantized
     quantisable: ClassVar[re.Pattern[str]] = language_matrices(DENSE_LAYER)
     # prefixes of the vision encoder's tensors, which a text-only checkpoint may contain
     seeing: ClassVar[tuple[str, ...]] = ()
@@ -197,5 +197,5 @@ class FamilyModel:
         return name.startswith(unused) or BUFFERS.search(name) is not None
 
     def projection(self, name: str) -> bool:
-        """Return True if this is the canonical name of a matrix that may be quantised."""
+        """Return True if this is the canonical name of a matrix that may be quantized."""
         return self.quantisable.fullmatch(name) is not None

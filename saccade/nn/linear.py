@@ -55,7 +55,7 @@ class Linear:
         self.ops = ops
         self.low_rank = low_rank  # LoRA adapters; `None` if the layer does not support them
         self.weight = weight.ready(ops)
-        # activations per scale if large batches may come quantised to 8 bits, else 0
+        # activations per scale if large batches may come quantized to 8 bits, else 0
         self.group = self.weight.rows_group()
         self.bias = bias
         self.activation = activation
@@ -119,7 +119,7 @@ class Linear:
         bias: bool = True,
         inner: bool = False,
     ) -> Linear:
-        """Load `pieces` projections of `outputs` values each, which are stored as one tensor.
+        """Load `pieces` projections, of `outputs` values each, that are stored as one tensor.
 
         Otherwise it is the same as `columns`.
         """

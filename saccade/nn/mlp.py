@@ -69,7 +69,7 @@ class MLP:
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)). Gate and up are one matrix; it has `group`."""
+    """down(act(gate(x)) * up(x)). Gate and up share one matrix."""
 
     __slots__ = ("act", "down", "gate_up", "group", "ops")
 

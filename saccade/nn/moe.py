@@ -82,7 +82,7 @@ class SparseMLP:
 
     __slots__ = ("experts", "ops", "router", "top")
 
-    group = 0  # the router needs unquantised rows
+    group = 0  # the router needs unquantized rows
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.ops = shape.top, weights.ops
@@ -106,14 +106,14 @@ def _pack_experts(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | 
     if left is not None and right is not None:
         if act not in ("silu", "gelu_tanh"):
             raise CheckpointError(
-                f"config.json: hidden_act: experts on a GPU take silu or gelu_tanh, not {act}"
+                f"config.json: hidden_act: experts on a GPU support silu and gelu_tanh, not {act}"
             )
         return StackedExperts(left, right, act)
     alone = [each for each in (up, down) if not isinstance(each, Stack)]
     if len(alone) < 2 or left is not None or right is not None:
         raise CheckpointError(
-            "the experts of a layer are stored in different formats, which a GPU does not "
-            "multiply; use --device cpu"
+            "the experts of a layer are stored in different formats, which is not supported on "
+            "GPUs; use --device cpu"
         )
     ups, downs = ([each.ready(ops) for each in matrices] for matrices in alone)
     return Experts(ups, downs, ops.locate(ups, downs))
@@ -153,7 +153,7 @@ def _load_fused(
 
 
 def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> Kept:
-    """Load one matrix [out, in] per expert, which concatenates `parts` by outputs."""
+    """Load one matrix [out, in] per expert. Its outputs are those of `parts`, concatenated."""
     if (kept := weights.load_experts(parts, turned)) is not None:
         return kept
     matrices: list[Matrix] = []
@@ -166,7 +166,6 @@ def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> K
 def _load_separate(
     weights: Weights, name: str, shape: MoEShape, mine: LocalExperts
 ) -> tuple[Kept, Kept]:
-    """Load three matrices per expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
     outer, inner = (shape.width, shape.hidden), (shape.hidden, shape.width)

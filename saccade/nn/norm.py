@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saccade.nn.weights import Part, Weights
 
 
 class RMSNorm:
-    """Root mean square normalisation over the last dimension."""
+    """Root mean square normalization over the last dimension."""
 
     __slots__ = ("eps", "ops", "weight")
 
@@ -41,7 +41,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Normalisation by mean and variance over the last dimension."""
+    """Normalization by mean and variance over the last dimension."""
 
     __slots__ = ("bias", "eps", "ops", "weight")
 

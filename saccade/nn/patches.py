@@ -29,10 +29,10 @@ def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.nd
 
 
 def region_blocks(*regions: tuple[int, int, int, int]) -> np.ndarray:
-    """Return each token's block on a canvas [M], where a block is the pixels of one token.
+    """Return each token's block on a canvas, [M]. A block is the pixels of one token.
 
-    regions: stacked vertically, each a grid of equal views: (views down, views across, tokens down
-    per view, tokens across per view). Tokens are ordered by view.
+    regions: stacked vertically. Each is a grid of equal views: (views down, views across, tokens
+    down per view, tokens across per view). Tokens are ordered by view.
     """
     width = max(across * wide for _, across, _, wide in regions)
     found, above = [], 0
@@ -61,7 +61,7 @@ def fit_positions(
 
 
 class PatchKernel:
-    """The patch embedding: a convolution over normalised pixels whose stride is its kernel size."""
+    """The patch embedding: a convolution over normalized pixels whose stride is its kernel size."""
 
     __slots__ = ("dtype", "linear", "mean", "merge", "patch", "std")
 
@@ -99,7 +99,7 @@ class PatchKernel:
         self.linear = Linear(weights.ops, DenseMatrix(kernel.view(hidden, -1)), bias)
 
     def cut(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Split uint8 [H, W, 3] into normalised patches [N, 3 * patch^2], in merged order."""
+        """Split uint8 [H, W, 3] into normalized patches [N, 3 * patch^2], in merged order."""
         return patchify(pixels, self.patch, self.merge, 1, self.mean, self.std, self.dtype)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,7 @@ class Attention(Protocol):
     ) -> torch.Tensor:
         """Attend with projected queries, keys and values [T, Hq + 2 Hkv, D].
 
-        Queries and keys are normalised and rotated, and keys and values are cached. Each query then
+        Queries and keys are normalized and rotated, and keys and values are cached. Each query then
         attends to the cached tokens of its sequence up to its own. Returns [T, Hq, D]. May modify
         `qkv`.
         """
@@ -121,7 +121,7 @@ class Attention(Protocol):
         ...
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """Attend over latents [T, L] (MLA; `core.family.latent_cache`), which are cached.
+        """Attend over cached latents [T, L] (MLA; `core.family.latent_cache`).
 
         Maps each head's queries [T, Hq, L] to weighted means of latents [T, Hq, L]. Scores are
         divided by sqrt(L).
@@ -230,7 +230,7 @@ class VisionNet(Protocol):
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Compute the facts of an image's grid without synchronising with the device.
+        """Compute the facts of an image's grid without synchronizing with the device.
 
         They are cached by `runtime/vision/positions.py`.
         """
@@ -286,7 +286,7 @@ class LanguageModel(Protocol):
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Normalise hidden states as `FamilyNet.normed` does."""
+        """Normalize hidden states as `FamilyNet.normed` does."""
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:

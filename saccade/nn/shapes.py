@@ -123,7 +123,7 @@ class TextConfig:
 
 
 Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
-"""Mean and standard deviation of red, green and blue (0 to 1) for normalising pixels."""
+"""Mean and standard deviation of red, green and blue (0 to 1) for normalizing pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class BlocksConfig:
 class MergedConfig(BlocksConfig):
     """A vision encoder for images of any size, and its merger.
 
-    merge x merge neighbouring patches become one token with `out_hidden` values.
+    merge x merge neighboring patches become one token with `out_hidden` values.
     """
 
     patch: int
@@ -159,7 +159,7 @@ class TileConfig(BlocksConfig):
     """A vision encoder for tiles of `side` x `side` pixels, and its connector.
 
     Pixels at a tile's right and bottom edges that do not fill a patch are ignored. merge x merge
-    neighbouring patches become one token with `out_hidden` values.
+    neighboring patches become one token with `out_hidden` values.
     """
 
     side: int

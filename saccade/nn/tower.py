@@ -246,5 +246,4 @@ def run_blocks(
 
 
 def _projection_cost(cut: Cut) -> int:
-    """Return the part of a block's cost that its QKV projection has."""
     return (cut.rows.stop - cut.rows.start) // PROJECTION

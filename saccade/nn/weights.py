@@ -74,13 +74,14 @@ class Weights(Protocol):
         ...
 
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
-        """Return the packed form of a matrix [out, in], which is the loaded tensor `name` or a part
-        of it. It has the form that `load_matrix` returns.
+        """Return the packed form of a matrix [out, in], as `load_matrix` does.
+
+        The matrix is the loaded tensor `name`, or a part of it.
         """
         ...
 
     def found(self, name: str, values: torch.Tensor, /) -> None:
-        """Record that the network contains the tensor `name`, which was read elsewhere.
+        """Record that the network contains the tensor `name`, although it was read elsewhere.
 
         It is part of the vision encoder's fingerprint.
         """

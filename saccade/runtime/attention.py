@@ -76,8 +76,10 @@ def pick_attention(
     elif other is not None and wanted in runs:
         why = other.lacks(shapes)
     elif wanted in possible(table, place, dtype):
-        why = "its steps are no graphs: it needs --disable-cuda-graph"
-    raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
+        why = "its steps cannot be captured in CUDA graphs: add --disable-cuda-graph"
+    raise ConfigError(
+        f"--attention-backend {wanted}: {why}; available are auto, {', '.join(names)}"
+    )
 
 
 def attention_for(
@@ -145,7 +147,7 @@ class PagedAttention:
         *,
         steady: bool = False,
     ) -> None:
-        """Layers with equal numbers and sizes of heads share one backend.
+        """Create the attention. Layers with equal numbers and sizes of heads share one backend.
 
         steady: whether decode steps of the same size make the same calls, so that these can be
         captured. It must hold for all layers.
@@ -172,9 +174,10 @@ class PagedAttention:
         return self._recurrence
 
     def repeats(self, batch: Batch) -> bool:
-        """Return True if a captured step of this size can be replayed for this batch: each row has
-        one token, and the calls are the same for all such batches. The calls read the rows' lengths
-        and pages from memory that `plan` fills.
+        """Return True if a captured step of this size can be replayed for this batch.
+
+        This requires that each row has one token, and that the calls are the same for all such
+        batches: they read the rows' lengths and pages from memory that `plan` fills.
         """
         single = len(batch.tokens) == len(batch.slots)
         if not (self.steady and single) or len(batch.splice_rows) or batch.kept:
@@ -213,8 +216,9 @@ class PagedAttention:
         return self._backends[layer](q, self._caches[layer])
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """Cache `latents`, and attend with all query heads to the single head of cached latents,
-        which are both keys and values.
+        """Cache `latents`, and attend to them with all query heads.
+
+        Cached latents are one head of both keys and values.
         """
         cache = self._caches[layer]
         cache.keys.index_copy_(0, self._out_slots, latents.unsqueeze(1))

@@ -1,11 +1,12 @@
 """Converts plans to tensors: the worker's state of each slot, and the input buffers of a step.
 
-A plan's row is one sequence's part of a step. A row that decodes has one input token, which the
-previous step sampled and has not yet reported to the scheduler. The sampled tokens are kept on the
-device, so that the host can start the next step before it receives them.
+A plan's row is one sequence's part of a step. A row that decodes has one input token. The previous
+step has sampled it, and may not have reported it to the scheduler yet. The sampled tokens are kept
+on the device, so that the host can start the next step before it receives them.
 
-A slot stores the data that plans do not repeat: prompt tokens, rotary positions and KV pages. The
-numbers of a step are written to one staging buffer, which is sent to the device in one copy.
+A slot stores the data that only a sequence's first plan contains: prompt tokens, rotary positions
+and KV pages. The numbers of a step are written to one staging buffer, and sent to the device in one
+copy.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ separately.
 """
 NO_SNAPSHOTS: Mapping[int, int] = MappingProxyType({})
 ROW_TOKENS = 8
-"""A frame has space for one prefill row per this many tokens."""
+"""A padded shape has space for one prefill row per this many tokens."""
 
 
 class Frame(NamedTuple):
@@ -53,13 +54,13 @@ class Frame(NamedTuple):
 
     @classmethod
     def decode(cls, rows: int) -> Frame:
-        """Return a frame for steps that only decode, with up to `rows` rows."""
+        """Return the padded shape of steps that only decode, with up to `rows` rows."""
         return cls(rows, rows, rows, 0)
 
     @classmethod
     def mixed(cls, singles: int, tokens: int) -> Frame:
-        """Return a frame for up to `singles` rows that decode, and `tokens` - 1 tokens in other
-        rows. Its last row is always padding.
+        """Return the padded shape of steps with up to `singles` rows that decode, and `tokens` - 1
+        tokens in other rows. The last row is always padding.
         """
         return cls(singles, singles + 1 + tokens // ROW_TOKENS, singles + tokens, tokens)
 
@@ -76,8 +77,9 @@ class Slot:
 
 
 class PageTable:
-    """The KV pages of each slot, in order: int32 [slots, pages] on the device. The host has a copy
-    (`array`), which on a CPU is the same memory, and the same numbers as `lists`.
+    """The KV pages of each slot, in order: int32 [slots, pages] on the device.
+
+    The host has a copy, both as `array` (on a CPU the same memory) and as `lists`.
     """
 
     def __init__(self, slots: int, pages: int, device: torch.device) -> None:
@@ -159,7 +161,7 @@ class Fields(NamedTuple):
         """Split the buffer into fields, in the order in which `Batcher._stage` writes them.
 
         The inputs of the network's layers come first, so that their addresses depend only on the
-        step's frame, as CUDA graphs require.
+        padded shape, as CUDA graphs require.
         """
         axes, total, rows, draws, updates, splices = layout
         sizes = (total, axes * total, total, rows, rows + 1, splices, draws, draws, updates, draws)
@@ -186,7 +188,7 @@ class Fields(NamedTuple):
 
 
 class BatchOffsets(NamedTuple):
-    """The offsets of a step's rows in the batch, padded to `frame`."""
+    """The offsets of a step's rows in the batch, which is padded to the shape `frame`."""
 
     frame: Frame
     decoding: int  # how many rows decode, which come first
@@ -202,7 +204,7 @@ class BatchOffsets(NamedTuple):
 
     def splice_rows(self, splices: Sequence[Splice]) -> Integers:
         """Return the batch index of each row of image embeddings, in the order of splices, padded
-        to the frame's number.
+        to the number in `frame`.
         """
         between = self.frame.singles - self.decoding  # rows that decode have no image tokens
         rows = [np.arange(each.row, each.row + each.length) + between for each in splices]
@@ -224,10 +226,10 @@ class SampledRequests(NamedTuple):
 
 
 class Staging:
-    """The staging buffer: `words` x 8 bytes on the device, which are copied from host memory.
+    """The staging buffer: `words` x 8 bytes on the device, and host memory to fill.
 
-    On a CPU, device and host memory are the same. On a GPU, each plan in flight has its own pinned
-    host memory.
+    On a CPU, both are the same memory. On a GPU, each plan in flight has its own pinned host
+    memory.
     """
 
     def __init__(self, words: int, device: torch.device) -> None:
@@ -348,8 +350,10 @@ class Batcher:
         return len(self._table.lists[slot]) * self._page_size
 
     def singles(self, places: Mapping[int, int], tokens: Sequence[int]) -> Batch:
-        """Build a batch with one token for each slot in `places`, which has the token's index in
-        its sequence. It is independent of the plan's batch and does not use the staging buffer.
+        """Build a batch with one token for each slot.
+
+        places: the index in its sequence of each slot's token. The batch is independent of the
+        plan's, and does not use the staging buffer.
         """
         positions, kept = [], []
         for slot, place in places.items():
@@ -373,8 +377,8 @@ class Batcher:
         )
 
     def places(self, rows: Sequence[Row], frame: Frame | None = None) -> list[int]:
-        """Return each row's index in the batch's list of rows, which is padded to `frame`
-        if given.
+        """Return the index in the batch of each of the plan's rows. frame: the padded shape, if
+        any.
         """
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
@@ -459,7 +463,6 @@ class Batcher:
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
     def _find_draws(self, rows: Sequence[Row], placed: BatchOffsets) -> SampledRequests:
-        """Return the rows that sample, with their random numbers and draft tokens."""
         drawing = SampledRequests([], [], [], [], {})
         for row, first in zip(rows, placed.firsts):
             if not row.sample:
@@ -506,7 +509,6 @@ class Batcher:
         return self._staging.cut(Layout(self._axes, total, *sizes))
 
     def _find_places(self, rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-        """Return the rotary positions and KV slots of rows that decode."""
         size, lists = self._page_size, self._table.lists
         positions: list[int] = []
         places: list[int] = []
@@ -540,7 +542,7 @@ class Batcher:
 
 
 def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> BatchOffsets:
-    """Compute the offsets of a step's rows in the batch, without padding if `frame` is `None`."""
+    """Compute the offsets of a step's rows in the batch, padded to the shape `frame`, if given."""
     others = [row.length for row in rows[decoding:]]
     frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
     q_starts = compute_offsets(others, frame)
@@ -549,7 +551,7 @@ def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> Batch
 
 
 def compute_offsets(others: Sequence[int], frame: Frame) -> list[int]:
-    """Return the index of the first token of each row in the frame, and the end, [R + 1].
+    """Return the index of each row's first token in the padded batch, and the end, [R + 1].
 
     Rows with a single token come first, then rows with `others` tokens, then empty rows. The last
     row has all remaining tokens, which are padding.
@@ -562,8 +564,8 @@ def compute_offsets(others: Sequence[int], frame: Frame) -> list[int]:
 
 
 def pad_splices(shown: Integers, frame: Frame, end: int) -> Integers:
-    """Pad `shown`, the batch indices of image rows, to the frame's number with padding tokens,
-    which start at `end`.
+    """Pad `shown`, the batch indices of image rows, to the number in `frame`, with the indices of
+    padding tokens, from `end` on.
 
     The padding is spread over all padding tokens, because adding many rows to one token is slow.
     """

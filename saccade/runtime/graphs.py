@@ -21,18 +21,18 @@ DEVICE = "cuda"
 
 
 class StepGraphs(Protocol):
-    """Graphs of the language model's layers, captured for several frames (padded shapes)."""
+    """Graphs of the language model's layers, captured for several padded shapes."""
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest frame for a step with `rows` rows and `tokens` tokens, where
-        `decoding` of the rows decode. Returns `None` if the step is too large for all frames.
+        """Return the smallest captured shape for a step with `rows` rows and `tokens` tokens, where
+        `decoding` of the rows decode. Returns `None` if the step is too large for all of them.
         """
         ...
 
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
         """Replay the graph that was captured for the padded shape `frame`. It reads the step from
-        the staging buffer. Returns hidden states [tokens of the frame, hidden], which the next
-        replay overwrites. shown: the step's image embeddings, one row per image token.
+        the staging buffer. Returns hidden states [tokens of `frame`, hidden], which the next replay
+        overwrites. shown: the step's image embeddings, one row per image token.
         """
         ...
 

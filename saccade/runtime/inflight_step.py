@@ -167,12 +167,11 @@ class Step:
         return True
 
     def _late(self) -> bool:
-        """Return True if KV pages are being read and the step has waited for `LATE_SECONDS`."""
         reading = self._pages is not None and self._pages.is_reading
         return reading and time.monotonic() > self._begun + LATE_SECONDS
 
     def _awaits(self) -> bool:
-        """Return True if background work is in progress, and none has finished that must be
+        """Return True if background work is in progress, and no finished work has to be
         reported.
         """
         vision, disk, pages = self._vision, self._disk, self._pages

@@ -1,5 +1,5 @@
 """KV pages and image embeddings in device memory, and the moves of embeddings to other cache tiers.
-The scheduler decides which of them are stored. `states.py` has the states of linear attention.
+The scheduler decides what is stored. `states.py` stores the states of linear attention.
 
 KV page 0 is a dummy page. Padding rows write to it, and it is never read.
 """

@@ -166,7 +166,7 @@ def compile_in_background(load: Load) -> Callable[[], None] | None:
 def _prepare(
     boot: WorkerBoot, engine: Engine, load: Load
 ) -> tuple[Callable[..., StepWorker], Shard, Loaded]:
-    """Load the network. Returns the function that creates its worker, the rank's shard, and the
+    """Load the network. Returns a function that creates the worker, the rank's shard, and the
     message for the engine.
 
     Raises OSError, PeerLost, StartupError.

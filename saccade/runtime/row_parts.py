@@ -32,7 +32,9 @@ class RowOutcome(Protocol):
     def tensors(self) -> Sequence[torch.Tensor]: ...
 
     def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
-        """Return a copy of `result` with these results added. `found` are `tensors` on the host."""
+        """Return a copy of `result` with these results added. `found` has `tensors`, copied to the
+        host.
+        """
         ...
 
 

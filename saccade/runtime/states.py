@@ -2,8 +2,8 @@
 sequence's length. The scheduler decides which states are stored.
 
 A line of the memory has the states of one sequence for all layers. The first lines belong to the
-worker's slots, and steps update them. The others are snapshots, which only `copy` changes, and
-states between draft tokens (`Row.keep`).
+worker's slots, and steps update them. The others are snapshots, which only `copy` changes, or
+states after draft tokens (`Row.keep`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ each captured size takes memory.
 
 
 class ReplayedSteps:
-    """Captured decode steps of the language model, by their numbers of rows and of sampled tokens.
+    """Captured decode steps of the language model, by (rows, sampled tokens).
+
     `replays` counts the steps that were replayed.
     """
 
@@ -183,7 +184,6 @@ class Worker:
             self._graphs = find_step_graphs()(*steps, sizes, like, metrics)
 
     def _record(self) -> ReplayedSteps | None:
-        """Return an empty collection of captured steps, or `None` if steps are not captured."""
         if not self._records:
             return None
         return ReplayedSteps(self.net, self._attention)
@@ -263,7 +263,9 @@ class Worker:
         return step
 
     def _change(self, change: Change) -> Changed:
-        """Apply a change to the model. The plugin that does it is imported by the first change."""
+        """Apply a change to the model. The plugin that implements it is imported by the first
+        change.
+        """
         if self._changes is None:
             builds = import_field(lambda plugin: plugin.runtime.changes)
             if not builds:
@@ -286,7 +288,7 @@ class Worker:
 
     @property
     def captures(self) -> bool:
-        """True if CUDA graphs were captured, which contain the addresses of KV pages."""
+        """True if CUDA graphs were captured. Graphs contain the addresses of KV pages."""
         return self._graphs is not None
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
@@ -305,7 +307,7 @@ class Worker:
         extras = any(row.extras for row in rows)
         logits: torch.Tensor | None = None
         if self._graphs and frame:
-            states = self._graphs.run(frame, batch.embeddings)  # [tokens of the frame, hidden]
+            states = self._graphs.run(frame, batch.embeddings)  # [tokens of `frame`, hidden]
         elif self.recorded and not extras and (found := self.recorded.run(batch)) is not None:
             states, *rest = found
             logits = rest[0] if rest else None
@@ -375,6 +377,5 @@ class Worker:
 
 
 def _masked(plan: Plan) -> list[int]:
-    """Return the indices of rows with masks, among the rows that sample."""
     drawing = [row for row in plan.rows if row.sample]
     return [index for index, row in enumerate(drawing) if row.masked]

@@ -84,8 +84,8 @@ def _jump(
 def jumps(request: Request) -> bool:
     """Return True if forced tokens may be appended without sampling them.
 
-    With prompt logprobs they may not: if the whole output were forced, the prompt would not be
-    computed.
+    This is False for a request with prompt logprobs: if its whole output were forced, its prompt
+    would never be computed.
     """
     if request.prompt_logprobs is not None or request.rules != NO_RULES:
         return False
@@ -131,7 +131,7 @@ def refusal(
         what = "the context length" if token_limit == limits.context_length else "the KV cache"
         kept = ", of which one is for the answer" if answer else ""
         return (
-            f"the prompt has {length} tokens; {what} holds {token_limit}{kept}: shorten the prompt"
+            f"the prompt has {length} tokens; {what} allows {token_limit}{kept}: shorten the prompt"
         )
     if not images_fit:
         return (

@@ -1,5 +1,5 @@
-"""A plan that is being built, and a plan in flight. The scheduler and its parts decide what they
-contain.
+"""A plan that is being built, and a plan in flight. The scheduler and its parts decide the
+content.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class PlanBuilder:
 
     @property
     def works(self) -> bool:
-        """Return True if the step contains any work."""
+        """Return True if the step contains work."""
         rows = self._open or self._decode or self._decode_with_token or self._prefill
         return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
@@ -293,8 +293,8 @@ def splices(
     row: int,
     shared: Mapping[ImageKey, ImageKey] = NOTHING_SHARED,
 ) -> list[Splice]:
-    """Return the splices for the images in tokens `[start, end)`. The first of these is batch row
-    `row`.
+    """Return the splices for the images in tokens `[start, end)`. The first of these tokens is row
+    `row` of the batch.
 
     shared: as in `PromptImages`.
     """

@@ -20,9 +20,7 @@ Images = Many[Image]
 
 
 class ChunkLimit(NamedTuple):
-    """The end of a chunk. `missing` is the image that it ends before, if that image is not
-    available.
-    """
+    """The end of a chunk, and the unavailable image at which it stops (`missing`), if any."""
 
     end: int
     missing: ImageKey | None
@@ -42,7 +40,7 @@ def chunk_limit(
 
 
 def whole(spans: Spans, start: int, end: int) -> int:
-    """Return the end of a chunk `[start, end)`, moved before the image that it would otherwise
+    """Return the end of a chunk `[start, end)`, moved back to the start of an image that it would
     split.
     """
     for span in overlapping(spans, end - 1, end):
@@ -86,8 +84,8 @@ class ImageChunks:
         return found._replace(end=self.whole(sequence, start, found.end))
 
     def whole(self, sequence: Sequence, start: int, end: int) -> int:
-        """Return the end of a chunk `[start, end)`, which must not split an image if the model
-        requires that.
+        """Return the end of a chunk `[start, end)`, moved back to the start of an image if the
+        model forbids splitting it.
         """
         return whole(sequence.request.spans, start, end) if self._whole and end > start else end
 

@@ -26,13 +26,13 @@ class GrammarState(Protocol):
 
     @property
     def quick(self) -> bool:
-        """Return True if the next mask will be ready soon after the token before it is sampled."""
+        """Return True if the next mask is ready soon after the current token is sampled."""
         ...
 
     @property
     def foresees(self) -> bool:
-        """Return True if `ahead` may be called, because masks for draft tokens can be computed in
-        time.
+        """Return True if masks for draft tokens can be computed in time, so that `ahead` may be
+        called.
         """
         ...
 

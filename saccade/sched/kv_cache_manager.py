@@ -186,7 +186,6 @@ class KVCacheManager:
         return available - unheld >= self._needs_soon(sequence) - len(path)
 
     def _needs_soon(self, sequence: Sequence) -> int:
-        """Return the number of pages for the sequence's tokens and the next few."""
         most = min(sequence.prompt_length + sequence.request.most_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
@@ -206,8 +205,8 @@ class KVCacheManager:
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """Add full pages of a running sequence to the prefix cache, once its tokens up to
-        `computed` have valid KV.
+        """Add a running sequence's full pages to the prefix cache. Tokens before `computed` have
+        valid KV.
         """
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed

@@ -4,14 +4,14 @@ It decides about sequences, slots and pages. It works with lengths, keys and tok
 tensors, bytes or text. `image_scheduler.py` schedules images, and `turns.py` orders waiting
 sequences.
 
-    add -> plan -> plan -> apply -> plan -> apply ...      (up to two plans in flight)
+add -> plan -> plan -> apply -> plan -> apply ... (up to two plans in flight)
 
 A plan refers to tokens by position. So the next plan can be made before the values of the tokens
 that the plan in flight samples are known. If such a token ends the output, the next plan's row for
 the sequence is wasted, and its result is ignored.
 
 Each step takes running sequences, the oldest first: one token for each decoding sequence, then
-chunks of prompts within the token budget, which clients share, then new sequences in the order of
+chunks of prompts within a token budget that clients share. New sequences follow in the order of
 their turns. An older sequence may preempt the youngest ones to get their pages, so that the oldest
 always makes progress. Sequences that wait for images do not delay the others.
 """
@@ -308,8 +308,8 @@ class GenerationScheduler:
     def take_cancel(self) -> bool:
         """Return True, once, if the plan of several steps in flight should be cancelled.
 
-        That is if a new request is waiting, or if a sequence in the plan has ended. Call this after
-        every message and result.
+        It should if a new request is waiting, or if a sequence in the plan has ended. Call this
+        after every message and result.
         """
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.left == 1 or flight.halted:
@@ -501,7 +501,6 @@ class GenerationScheduler:
                 self.waiting.put_back(sequence)
 
     def _decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Plan the row of the newest token, and the rows that parts add after it."""
         parts, row = self._parts_of(sequence), None
         for part in parts:
             row = row or part.decode(sequence, run, builder, parts)

@@ -34,8 +34,8 @@ Source = Literal["none", "pixels", "encoder"]
 
 
 class EncodedImage(NamedTuple):
-    """Why an image's embedding was missing, the source that it was encoded from, and which of its
-    tiles were new.
+    """How an image was encoded: why its embedding was missing, its source, and which tiles were
+    new.
     """
 
     missed: Missed
@@ -257,7 +257,8 @@ class Sequence:
     def shareable(self) -> int:
         """The number of leading tokens whose KV may come from the prefix cache.
 
-        It has no logprobs or pooled outputs, so prompt tokens that need these are computed.
+        Prompt tokens that need logprobs or pooled outputs are computed, since cached KV has
+        neither.
         """
         if self.scored >= self.prompt_length:
             return len(self.content.tokens)
@@ -323,10 +324,10 @@ class Sequence:
             yield span.start if apart else start, image
 
     def match(self, tokens: int) -> None:
-        """Record a prefix cache hit of `tokens` for a waiting sequence.
+        """Record that the prefix cache has the first `tokens` tokens of a waiting sequence.
 
-        If its length differs from the length at the last lookup, clear `blocked`, because the next
-        image to encode may be a different one.
+        If that number has changed since the last lookup, clear `blocked`: the next image to encode
+        may be a different one.
         """
         if tokens != self.matched:
             self.blocked = None

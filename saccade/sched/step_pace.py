@@ -44,8 +44,8 @@ class PromptPace:
     def __init__(self, sizes: tuple[int, ...], pause: float) -> None:
         """Start with the smallest size. `sizes` must be ascending.
 
-        pause: maximum time of a step in seconds. If decoding alone takes more than half of it, a
-            step may take `MAX_PAUSE` times as long as decoding.
+        pause: maximum time of a step in seconds. If decoding takes more than half of this, the
+        limit is `MAX_PAUSE` times the decoding time.
         """
         assert sizes and list(sizes) == sorted(sizes) and pause > 0
         self._sizes, self._pause = sizes, pause

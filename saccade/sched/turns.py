@@ -90,7 +90,6 @@ class TurnQueue:
 
 
 def _in_order(groups: tuple[list[Sequence], ...]) -> Iterator[Sequence]:
-    """Yield one client's sequences: its groups take turns, in order of priority."""
     by_priority: dict[int, list[list[Sequence]]] = {}
     for group in groups:
         by_priority.setdefault(group[0].request.priority, []).append(group)
@@ -156,7 +155,6 @@ def find_crowding(
 
 
 def _held(running: Iterable[Sequence]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
-    """Return the number of slots by client, and by (client, group)."""
     clients = Counter(sequence.client for sequence in running)
     return clients, Counter((sequence.client, sequence.group) for sequence in running)
 

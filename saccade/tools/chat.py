@@ -209,9 +209,7 @@ class _Session:
         return f"{removed} removed: add another with /image"
 
     def _is_ours(self) -> bool:
-        """Return True if the server is Saccade, which supports the field `saccade`. Other servers
-        may reject it.
-        """
+        """Return True if the server is Saccade. Other servers may reject the field `saccade`."""
         if self._ours is None:
             try:
                 models = self._client.get(f"{self._address}/v1/models").json()["data"]
@@ -300,12 +298,11 @@ def _look(data: bytes, path: Path, asked: str) -> str:
         with Image.open(io.BytesIO(data)) as image:
             return f"{path} ({image.format}, {image.width} x {image.height})"
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
-        why = "it is empty" if not data else "it is no image, or a damaged one"
-        raise ConfigError(f"{asked} {path}: {why}; name a PNG, JPEG or WebP file") from None
+        why = "it is empty" if not data else "it is not an image, or it is damaged"
+        raise ConfigError(f"{asked} {path}: {why}; use a PNG, JPEG or WebP file") from None
 
 
 def _count(messages: Sequence[object], parts: Sequence[object] = ()) -> str:
-    """Return a text such as "2 messages and 1 image"."""
     told = [f"{len(messages)} message{'s' * (len(messages) != 1)}"]
     told += [f"{len(parts)} image{'s' * (len(parts) != 1)}"] if parts else []
     return " and ".join(told)

@@ -27,14 +27,13 @@ def chat(
     max_tokens: int = 256,
     model_options: Annotated[ModelOptions, flat(ModelOptions, "Model")] = ModelOptions(),  # noqa: B008
 ) -> None:
-    """Ask a local engine or a server one question about images. A server also takes a session.
+    """Ask a local model or a server one question about images, or chat with a server.
 
     Parameters
     ----------
     question:
-        The question. If you leave it out, a session begins, which needs --base-url. The session
-        keeps the history and takes images with /image PATH or URL. After each answer it reports
-        what was cached.
+        The question. Without it, a session starts, which requires --base-url. The session keeps the
+        history, and /image PATH or URL adds an image. After each answer, it reports cache hits.
     image:
         An image file. Repeat the option for several images.
     model:
@@ -57,7 +56,7 @@ def chat(
             ask_server(base_url, api_key, name, question, image, max_tokens)
         return
     if question is None:
-        raise ConfigError("a session needs a server: give --base-url, or a question")
+        raise ConfigError("a session needs a server: set --base-url, or ask a question")
     from saccade.core.types import SamplingParams
     from saccade.llm import LLM, check_image
 

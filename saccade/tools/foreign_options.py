@@ -46,7 +46,7 @@ def instead(what: str) -> Foreign:
 
 
 def _image_limit(value: str) -> str:
-    """Return the image limit in a value of vLLM's --limit-mm-per-prompt, JSON or image=8."""
+    """Return the image limit from a value of vLLM's --limit-mm-per-prompt, as JSON or image=8."""
     try:
         limits = json.loads(value) if value.startswith("{") else dict([value.split("=", 1)])
     except ValueError:

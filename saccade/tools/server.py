@@ -84,5 +84,5 @@ def named_first(address: str, status: int, body: str) -> str:
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConfigError(
             f"{shown_url(address)}/v1/models lists no model (HTTP {status}): "
-            f"{refusal(status, body)}; name one with --model"
+            f"{refusal(status, body)}; set one with --model"
         ) from None

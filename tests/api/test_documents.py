@@ -336,9 +336,9 @@ def test_a_file_of_more_pages_than_are_opened_is_refused(served: Served) -> None
         (encrypted(), "encrypted_document", "without one"),
         (FILE[:200], "invalid_document", "damaged or cut short"),
         (b"%PDF-1.7\n", "invalid_document", "damaged or cut short"),
-        (office("word/document.xml"), "unsupported_document", "convert to PDF"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "unsupported_document", "convert to"),
-        (b"{\\rtf1 hello}", "unsupported_document", "convert to PDF"),
+        (office("word/document.xml"), "unsupported_document", "convert it to PDF"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "unsupported_document", "convert it to"),
+        (b"{\\rtf1 hello}", "unsupported_document", "convert it to PDF"),
         (pdf([Sheet(["x"], size=(14400, 10))]), "invalid_image", "page 1 of the PDF is 10 x"),
     ],
 )

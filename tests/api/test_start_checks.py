@@ -116,7 +116,7 @@ def test_a_chat_that_is_not_answered_fails_the_check(
     async def work(front: RequestManager, _: httpx.AsyncClient) -> None:
         engine: Any = front._engine
         engine.fault = ("TypeError: 'NoneType' object is not iterable", "internal_error")
-        with pytest.raises(CheckpointError, match=r"'Say something\.' is not answered: TypeError"):
+        with pytest.raises(CheckpointError, match=r"'Say something\.' failed: TypeError"):
             await front.start(check=partial(check_parity, front, str(FOLDER), options))
 
     with_front(work, tmp_path)

@@ -572,5 +572,5 @@ def test_parts_that_sound_are_refused_by_name_in_every_dialect(api: str, kind: s
     raw = msgspec.Raw(msgspec.json.encode(message))
     with pytest.raises(InvalidRequest) as refused:
         _ = read_items(raw, "input[0]") if api == "responses" else _MESSAGE.json(raw, "input[0]")
-    assert "audio is not taken" in str(refused.value)
+    assert "audio is not supported" in str(refused.value)
     assert refused.value.param == "input[0].content[0].type"

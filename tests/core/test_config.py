@@ -153,7 +153,7 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"mm_attention_backend": "triton"}, "--tune mm_attention_backend=triton.*--device cuda"),
         ({"mm_attention_backend": "fa3"}, "--tune mm_attention_backend=fa3.*--device cuda"),
         ({"mm_attention_backend": "fa4"}, "--tune mm_attention_backend=fa4.*--device cuda"),
-        ({"mm_attention_backend": "sdap"}, "=sdap: on cpu there are: auto, sdpa;"),
+        ({"mm_attention_backend": "sdap"}, "=sdap: not available on cpu; use auto, sdpa"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(
@@ -492,7 +492,7 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
     assert "quantised" not in dict(
         describe(config, parallel, spec, MACHINE, replace(facts, quantised=""))
     )
-    assert told["vision tower"] == "sdpa attention, 1 patch per step"
+    assert told["vision encoder"] == "sdpa attention, 1 patch per step"
     assert told["family options"] == "patch_embed=folded"
     assert told["batch"] == "1 request, 2048 tokens per step"
     for guesses, said in (

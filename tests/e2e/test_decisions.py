@@ -135,10 +135,10 @@ def test_openais_sdk_is_answered(server: Server) -> None:
         (
             {"questions": [{**QUESTIONS[1], "choices": [{"value": "a"}] * 2}]},
             "questions[0].choices",
-            "two of them are the same",
+            "two of them are equal",
         ),
         ({"input": []}, "input", "empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "no earlier response"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "earlier responses"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(

@@ -200,7 +200,7 @@ def test_another_tower_and_another_key_are_refused_by_name(
     with encoding(other, tmp_path) as encoder:
         with language(folder, tmp_path, [encoder.url]) as server:
             assert ask(server, image)[1][0]["encoder"] == "refused"
-            assert "the embedding of the vision tower" in server.log.read_text()
+            assert "the request is for the vision encoder" in server.log.read_text()
         with language(other, tmp_path, [encoder.url], key="wrong") as server:
             assert ask(server, image)[1][0]["encoder"] == "refused"
             assert "answers 401" in server.log.read_text()

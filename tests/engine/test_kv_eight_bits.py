@@ -134,12 +134,12 @@ def test_scales_of_a_checkpoint_are_read_or_named(
     assert read_kv_scales(checkpoint("qwen3_vl"), layers) == ()
     first = name.format(0, "k")
     for wrong, said in (
-        (torch.ones(4), rf"tensor {first} is torch.float32 \[4\], but only one scale"),
-        (torch.zeros(1), f"tensor {first} is 0.0: a scale is above 0"),
+        (torch.ones(4), rf"tensor {first} is torch.float32 \[4\], but each layer must have"),
+        (torch.zeros(1), f"tensor {first} is 0.0: a scale must be above 0"),
         (torch.tensor([torch.nan]), f"tensor {first} is nan"),
     ):
         with pytest.raises(CheckpointError, match=said):
             read({first: wrong})
     del kept[first]
-    with pytest.raises(CheckpointError, match="the checkpoint is not complete"):
+    with pytest.raises(CheckpointError, match="the checkpoint is incomplete"):
         read({})

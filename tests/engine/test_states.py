@@ -186,7 +186,8 @@ def test_pages_states_and_snapshots_share_the_memory(
     assert config.prefix_cache == (config.snapshots.count > 0) == (running is None)
     hardware, parallel = machine(free), resolve_parallel(ParallelSettings(), net.spec, "cpu")
     said = dict(describe(config, parallel, net.spec, hardware, LoadInfo((), "", 0, 7)))
-    taken = f", {between} states between = {between * each / MIB:.0f} MiB" if between else ""
+    mib = between * each / MIB
+    taken = f", {between} states after draft tokens = {mib:.0f} MiB" if between else ""
     assert said["speculation"] == f"up to 7 tokens{taken}" and bool(between) == (running is None)
     assert said["states"].startswith(f"{each / MIB:.1f} MiB")
     on = f"on, {config.snapshots.count} snapshots of states"

@@ -81,7 +81,7 @@ def test_an_unknown_architecture_lists_the_known_ones(
 def test_an_architecture_that_transformers_does_not_know_is_refused_by_name(folder: Path) -> None:
     edit(folder / "config.json", lambda data: data.update(architectures=["NobodysForCausalLM"]))
     with pytest.raises(
-        CheckpointError, match=r"config\.json: NobodysForCausalLM is none of transformers' models"
+        CheckpointError, match=r"config\.json: NobodysForCausalLM is not a model for text"
     ):
         load_spec(folder)
 
@@ -120,7 +120,7 @@ def test_model_type_stands_in_for_architectures(folder: Path) -> None:
         ),
         (
             lambda data: data["vision_config"].update(out_hidden_size=65),
-            "puts out 65 values, the text model takes 64",
+            "output has 65 values, but the language model expects 64",
         ),
         (lambda data: data.update(vision_config=3), "vision_config must be an object"),
     ],
@@ -149,7 +149,7 @@ def test_the_processor_must_fit_the_tower(folder: Path) -> None:
     edit(folder / "preprocessor_config.json", lambda data: data.update(patch_size=14))
     with pytest.raises(
         CheckpointError,
-        match=r"preprocessor_config\.json: patch_size is 14, but the vision tower was made for 16",
+        match=r"preprocessor_config\.json: patch_size is 14, but the vision encoder requires 16",
     ):
         load_spec(folder)
 

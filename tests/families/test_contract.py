@@ -143,7 +143,7 @@ def test_a_step_takes_a_whole_image_whose_tokens_see_each_other(spec: FamilySpec
     most = spec.largest_image.tokens
     short = EngineOptions(chunked_prefill_size=most - 1)
     if spec.kv_spec().whole_images:
-        words = f"--chunked-prefill-size {most - 1}: .* give at least {most}$"
+        words = f"--chunked-prefill-size {most - 1}: .* set at least {most}$"
         with pytest.raises(ConfigError, match=words):
             pick_chunk(short, spec, cuda=False)
     else:

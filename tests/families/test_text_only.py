@@ -47,10 +47,10 @@ def test_nothing_is_kept_for_images(folder: Path) -> None:
     assert arena_bytes(MediaOptions(), spec) == mmap.PAGESIZE
     alone = resolve_parallel(ParallelSettings(), spec, "cuda")
     told = dict(describe(config, alone, spec, machine, LoadInfo((), "", 0)))
-    assert told["vision tower"] == "none: this model is text-only"
+    assert told["vision encoder"] == "none: this model is text-only"
     assert not told.keys() & {"embedding cache", "resized images", "vision graphs"}
     for role in ("encode", "language"):
-        with pytest.raises(ConfigError, match=f"--role {role}: this model has no vision tower"):
+        with pytest.raises(ConfigError, match=f"--role {role}: this model has no vision encoder"):
             check_role(role, spec, AdapterSettings())
 
 

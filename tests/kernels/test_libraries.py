@@ -347,7 +347,7 @@ def test_auto_takes_neither(monkeypatch: pytest.MonkeyPatch, there: bool) -> Non
     for name in LIBRARIES if there else ():
         assert pick_attention(name, ops, CUDA, torch.bfloat16) == name
     if there:
-        with pytest.raises(ConfigError, match="flashinfer: its steps are no graphs"):
+        with pytest.raises(ConfigError, match="flashinfer: its steps cannot be captured"):
             pick_attention("flashinfer", ops, CUDA, torch.bfloat16, graphs=True)
 
 

@@ -287,7 +287,7 @@ async def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_w
         wanted = [PageWanted(0, PageDrawing((64, 64)), text=False)]
         try:
             first = await read(reader, slow)
-        except EngineUnavailable:  # no processor time on a busy machine
+        except EngineUnavailable:  # no CPU time on a busy machine
             return
         assert first == "document_too_large"
         with orders(monkeypatch) as sent:
@@ -319,7 +319,7 @@ async def test_a_page_ends_with_its_processor_time_and_is_named(
         wanted = [
             PageWanted(index, PageDrawing((256, 256)), text=True) for index in range(len(sizes))
         ]
-        told = r"page 1 of the PDF takes more than 0\.2 s of processor time"
+        told = r"page 1 of the PDF takes more than 0\.2 s of CPU time"
         with orders(monkeypatch) as sent:
             with pytest.raises(ImageError, match=told) as caught:
                 await reader.pages(file, wanted)

@@ -314,9 +314,9 @@ async def test_a_region_beside_the_page_is_refused_with_its_size(
 async def test_what_has_no_such_page_is_refused(media_path: MakePath) -> None:
     async with media_path() as path:
         for source, said in (
-            (part(FILE, page=None), "the PDF has 2 pages: name the region's with page"),
+            (part(FILE, page=None), "the PDF has 2 pages: set page to the region's page"),
             (part(FILE, page=3), "page 3 was requested, but the PDF has 2 pages"),
-            (part(encode(photo(30, 40)), page=1), "the file is an image: leave page out"),
+            (part(encode(photo(30, 40)), page=1), "the file is an image: omit page"),
         ):
             with pytest.raises(InvalidRequest, match=said):
                 await see(path, source)

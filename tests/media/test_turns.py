@@ -288,7 +288,7 @@ async def test_links_in_a_circle_are_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     async with fetcher(allowed_local_media_path=str(tmp_path)) as (fetch, _):
-        with pytest.raises(ImageError, match="no readable file"):
+        with pytest.raises(ImageError, match="not a readable file"):
             await fetch.fetch(f"file://{tmp_path}/a", "")
 
 

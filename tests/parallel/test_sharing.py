@@ -172,11 +172,11 @@ def test_a_way_of_adding_up_that_the_device_has_not_is_refused(
 ) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
     with pytest.raises(
-        ConfigError, match="--tune all_reduce=nccl does not work on cpu; shm and gloo do"
+        ConfigError, match="--tune all_reduce=nccl does not work on cpu; use shm or gloo"
     ):
         resolve_parallel(ParallelSettings(2, all_reduce="nccl"), spec, "cpu")
     with pytest.raises(
-        ConfigError, match="--tune all_reduce=shm does not work on cuda; nccl and symm-mem do"
+        ConfigError, match="--tune all_reduce=shm does not work on cuda; use nccl or symm-mem"
     ):
         resolve_parallel(ParallelSettings(2, all_reduce="shm"), spec, "cuda")
 

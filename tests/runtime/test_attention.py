@@ -280,8 +280,8 @@ def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: str) ->
     with pytest.raises(ConfigError) as refused:
         pick_attention(name, Ops(), CPU, torch.float32)
     assert str(refused.value) == (
-        f"--attention-backend {name}: it does not run on cpu in float32; here: auto, sdpa, "
-        "reference"
+        f"--attention-backend {name}: it does not run on cpu in float32; available are "
+        "auto, sdpa, reference"
     )
 
 
@@ -307,7 +307,9 @@ def test_every_device_has_a_backend_that_knows_windows() -> None:
 
 
 def test_a_backend_that_is_no_graph_is_refused_where_steps_are_graphs() -> None:
-    with pytest.raises(ConfigError, match=r"sdpa: its steps are no graphs.*--disable-cuda-graph"):
+    with pytest.raises(
+        ConfigError, match=r"sdpa: its steps cannot be captured.*--disable-cuda-graph"
+    ):
         pick_attention("sdpa", Ops(), CPU, torch.float32, graphs=True)
 
 

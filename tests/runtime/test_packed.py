@@ -51,7 +51,7 @@ def test_a_packed_checkpoint_answers_as_its_twin(
     whole, _ = load(twin, "auto")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
-    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
+    assert line.startswith("20 quantized matrices of the checkpoint converted to float32 at load: ")
 
 
 @pytest.mark.more
@@ -80,7 +80,7 @@ def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(
     assert "matrices of the language model in int4, as the checkpoint has them" in line
     assert Int4Panels in {type(each) for each in projections(net)}
     plain, line = load(quantised, "none", torch.bfloat16)
-    assert "quantised matrices of the checkpoint made bfloat16 at load" in line
+    assert "quantized matrices of the checkpoint converted to bfloat16 at load" in line
     assert Int4Panels not in {type(each) for each in projections(plain)}, "rows have 16 bits then"
     # The same in float32, whose figures can be compared.
     monkeypatch.setattr(weights, "has_int4", lambda *_: True)
@@ -130,7 +130,7 @@ def test_two_ranks_cut_four_bits_at_groups_or_make_them_whole(
 def test_groups_that_no_product_takes_are_made_whole(pair: Pair, four: None) -> None:
     quantised, twin = pair("w4a16 zero points")
     net, line = load(quantised, "auto")
-    assert line.startswith("20 quantised matrices") and line.endswith(
+    assert line.startswith("20 quantized matrices") and line.endswith(
         "(scales of 16 inputs, not of a multiple of 32)"
     )
     assert torch.equal(logits(net), logits(load(twin, "auto")[0]))
@@ -142,7 +142,7 @@ def test_packed_matrices_may_be_made_int8(pair: Pair) -> None:
     net, line = load(quantised, "int8")
     assert all(isinstance(matrix, Int8Matrix) for matrix in projections(net))
     assert torch.equal(logits(net), logits(load(twin, "int8")[0]))
-    assert "made at load" in line and "20 quantised matrices" in line
+    assert "made at load" in line and "20 quantized matrices" in line
 
 
 @pytest.mark.first

@@ -385,7 +385,7 @@ def test_scaled_products_are_asked_for_as_pytorch_wants_it(
 
 def test_experts_of_other_activations_are_refused_by_name(gpu: Launches) -> None:
     shape = MoEShape(hidden=64, width=40, experts=8, top=2, act="quick_gelu")
-    with pytest.raises(CheckpointError, match="a GPU take silu or gelu_tanh, not quick_gelu"):
+    with pytest.raises(CheckpointError, match="a GPU support silu and gelu_tanh, not quick_gelu"):
         SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, UNSHARDED)
 
 

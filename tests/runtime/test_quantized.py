@@ -126,7 +126,7 @@ def test_a_quantised_checkpoint_answers_as_its_twin(
     whole, silence = load(twin, "none")
     assert torch.equal(logits(net), logits(whole))
     assert answers(net) == answers(whole)
-    assert line.startswith("20 quantised matrices of the checkpoint made float32 at load: ")
+    assert line.startswith("20 quantized matrices of the checkpoint converted to float32 at load: ")
     assert silence == ""
 
 
@@ -318,7 +318,7 @@ def test_blocks_that_no_product_can_be_made_of_are_made_whole(
     monkeypatch.setattr(weights, "has_fp8", lambda _: True)
     net, line = load(quantised, "auto")
     assert not any(isinstance(matrix, Fp8Matrix) for matrix in projections(net))
-    assert "20 quantised matrices of the checkpoint made float32 at load" in line
+    assert "20 quantized matrices of the checkpoint converted to float32 at load" in line
     assert torch.equal(logits(net), logits(load(twin, "none")[0]))
 
 
@@ -374,7 +374,11 @@ SCALE = UP + "weight_scale_inv"
 @pytest.mark.parametrize(
     ("name", "change", "wrong"),
     [
-        (UP + "weight", None, r"no file has the tensor .*up_proj\.weight, which config\.json asks"),
+        (
+            UP + "weight",
+            None,
+            r"no file has the tensor .*up_proj\.weight, which config\.json requires",
+        ),
         (SCALE, None, r"no file has the tensor .*up_proj\.weight_scale_inv, the scales of"),
         (SCALE, lambda t: t[:-1], rf"tensor {SCALE} is \[5, 3\], but .* \[6, 3\]"),
         (SCALE, lambda t: t.t(), rf"tensor {SCALE} is \[3, 6\], but .* \[6, 3\]"),
@@ -405,7 +409,7 @@ def test_what_is_wrong_with_scales_is_named(
 def test_a_truncated_file_of_scales_is_named(spoiled: Path) -> None:
     file = spoiled / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not complete"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or incomplete"):
         load(spoiled, "none")
 
 

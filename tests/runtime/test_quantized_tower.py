@@ -63,7 +63,7 @@ def test_a_tower_in_8_bits_sees_nearly_the_same(family: str, tmp_path: Path) -> 
     least = 1 if isinstance(few.vision, ImageEmbedder) else 4 * few.vision.depth
     assert tally.tower.count == tally.tower.made >= least
     assert tally.tower.nbytes < tally.tower.dense / 2
-    assert "matrices of the vision tower in int8, made at load" in tally.line(torch.float32)
+    assert "matrices of the vision encoder in int8, made at load" in tally.line(torch.float32)
     one, other = embedding(whole), embedding(few)
     assert not torch.equal(one, other)
     assert (one - other).norm() / one.norm() < 0.05

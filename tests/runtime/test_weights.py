@@ -128,7 +128,7 @@ def test_counters_of_old_checkpoints_stop_nothing(folder: Path) -> None:
 def test_a_truncated_file_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not complete"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or incomplete"):
         load(folder)
 
 

@@ -198,10 +198,10 @@ def test_a_damaged_file_is_named(
     [
         ([1], "added_tokens_decoder"),
         ({"x": {"content": "<x>"}}, "added_tokens_decoder"),
-        ({"7": {"content": "<x>"}}, "7 is no token of "),
-        ({"999999": {"content": "<x>"}}, "999999 is no token of "),
+        ({"7": {"content": "<x>"}}, "7 is not a token from "),
+        ({"999999": {"content": "<x>"}}, "999999 is not a token from "),
         ({"1000": {}}, "added_tokens_decoder: 'content'"),
-        ({"1000": {"content": "<x>"}, "1001": {"content": "<x>"}}, "two tokens alike"),
+        ({"1000": {"content": "<x>"}, "1001": {"content": "<x>"}}, "contains a token twice"),
     ],
 )
 def test_damaged_settings_are_named(folder: Path, tmp_path: Path, added: Any, words: str) -> None:

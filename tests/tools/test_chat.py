@@ -101,7 +101,7 @@ def test_a_file_that_is_no_image_is_refused_when_it_is_named_and_goes_with_no_qu
         server, capsys, f"/image {bad}", f"/image {good}", "so?"
     ).splitlines()
     assert refused.startswith(f"error: /image {bad}: ") and answer == "yes"
-    assert "it is empty" in refused if not data else "it is no image" in refused
+    assert "it is empty" in refused if not data else "it is not an image" in refused
     assert taken == f"{good} (PNG, 3 x 2) goes with the next question"
     assert len(pictures(server.seen.bodies[-1])) == 1
 

@@ -212,8 +212,8 @@ class PromptCaching(CachedCaching, kw_only=True):
 
     The whole prompt is kept with `cache_control`, `prompt_cache_options` (mode implicit) or
     `prompt_cache_retention` (in_memory: 5 minutes; 24h). `prompt_cache_key` names prompts with a
-    common prefix. It does not affect sharing, which `cache_salt` and the API key decide, but
-    selects the earlier prompts that diagnostics compare. With `prompt_cache_diagnostics`, the
+    common prefix. It selects the earlier prompts that diagnostics compare. It does not affect
+    sharing: that depends on `cache_salt` and the API key. With `prompt_cache_diagnostics`, the
     answer explains in `diagnostics` why the cache held less than it could.
     """
 
@@ -231,7 +231,7 @@ class ThinkingSwitch(Struct, forbid_unknown_fields=True):
     type: Literal["enabled", "adaptive", "auto", "disabled"]
     """disabled turns reasoning off. All other values turn it on."""
     budget_tokens: Natural | None = None
-    """Maximum reasoning tokens. After them, the answer proper begins."""
+    """Maximum reasoning tokens. After them, the answer starts."""
     clear_thinking: Literal[True] | None = None
     """Must be true. The chat template decides which earlier reasoning the model sees."""
     display: Literal["summarized"] | None = None
@@ -244,7 +244,7 @@ class ReasoningConfig(Struct, forbid_unknown_fields=True):
     effort: Effort | None = None
     enabled: bool | None = None
     max_tokens: Natural | None = None
-    """Maximum reasoning tokens. After them, the answer proper begins."""
+    """Maximum reasoning tokens. After them, the answer starts."""
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     """Accepted. The answer shows the full reasoning instead."""
     generate_summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -263,7 +263,7 @@ class ChatReasoning(ReasoningConfig, forbid_unknown_fields=True):
 
 
 class ThinkingFields(Struct, kw_only=True):
-    """How much to reason and to write, which the chat template interprets.
+    """How much to reason and to write. The chat template interprets these fields.
 
     A template ignores fields that it does not use, and the trace lists these in `ignored`, because
     clients send them to every model.

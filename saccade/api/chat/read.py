@@ -174,7 +174,6 @@ def _read_form(structure: Structure) -> OutputConstraint | None:
 
 
 def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
-    """Return the limit set by max_completion_tokens, as `max_tokens`."""
     if given is None or given == NO_LIMIT:
         return {}
     if ending.max_tokens not in (None, given):

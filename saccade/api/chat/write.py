@@ -58,7 +58,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Draft tokens that were accepted or rejected. They never change the answer."""
+    """Accepted and rejected draft tokens. They never change the answer."""
 
     accepted_prediction_tokens: int
     """Draft tokens that the model accepted. Drafts save time and never change an answer."""

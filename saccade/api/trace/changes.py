@@ -80,7 +80,7 @@ class ImageChanges:
 
 
 def telling(send: Send, changes: ImageChanges) -> Send:
-    """Return a `send` that adds the header when the response starts."""
+    """Return a `send` that adds the header with the changes when the response starts."""
 
     async def send_with_change(message: Message) -> None:
         if message["type"] == "http.response.start" and (share := changes.newest) is not None:

@@ -100,7 +100,7 @@ class ImageStarts(Struct, omit_defaults=True):
 
 
 class ImageMissed(Struct, omit_defaults=True):
-    """Why an image was missed in the caches above the one where it was found."""
+    """Why the caches above the one that has the image did not have it."""
 
     kv: Missed | None = None
     embedding: Missed | None = None
@@ -216,7 +216,7 @@ def video_traces(
 
 
 class RequestTimes(Struct):
-    """Milliseconds from a request's arrival until each event."""
+    """Milliseconds from the request's arrival to each event."""
 
     prepared: float  # submitted to the engine
     admitted: float  # started by the engine

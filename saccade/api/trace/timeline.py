@@ -1,4 +1,4 @@
-"""The timeline of the request being served, from the arrival of its head to the last byte of the
+"""The timeline of the request being served, from the arrival of its headers to the last byte of the
 response.
 
 It is small, and contains neither texts nor images.

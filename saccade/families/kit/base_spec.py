@@ -306,7 +306,7 @@ def stacked_bounds(tokens: int, unit: int) -> LargestImage:
     """Return the bounds of images that `core.recipe.stacked` shows twice, with at most `tokens`
     tokens of unit x unit pixels.
 
-    The narrower of the two views is padded, which at most doubles the canvas.
+    The narrower of the two views is padded. Padding at most doubles the canvas.
     """
     return LargestImage(2 * tokens * unit**2, tokens)
 

@@ -87,7 +87,7 @@ def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
     token = config.integer(*names, default=default)
     if not 0 <= token < vocab:
         raise CheckpointError(
-            f"{config.where}: image token {token} is beyond the vocabulary of {vocab} tokens"
+            f"{config.where}: image token {token} is not in the vocabulary of {vocab} tokens"
         )
     return token
 
@@ -272,12 +272,14 @@ def _torch_release() -> tuple[int, int]:
 
 
 def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
-    """Raise CheckpointError unless an image's side is a whole number of tokens, which are merge x
-    merge patches each.
+    """Raise CheckpointError unless an image's side is a whole number of tokens.
+
+    A token is merge x merge patches.
     """
     if min(side, patch, merge) < 1 or side % (patch * merge):
         raise CheckpointError(
-            f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
+            f"{vision.where}: image_size {side} must be a multiple of {merge} patches of {patch} "
+            "pixels"
         )
 
 
@@ -286,7 +288,7 @@ def check_made_for(section: Section, **sizes: int) -> None:
     for name, size in sizes.items():
         if (value := section.integer(name, default=size)) != size:
             raise CheckpointError(
-                f"{section.where}: {name} is {value}, but the vision tower was made for {size}"
+                f"{section.where}: {name} is {value}, but the vision encoder requires {size}"
             )
 
 
@@ -312,7 +314,9 @@ def check_channels(vision: Section) -> None:
 def check_heads(section: Section, hidden: int, heads: int) -> None:
     """Raise CheckpointError unless `hidden` is divisible by `heads`."""
     if hidden % heads:
-        raise CheckpointError(f"{section.where}: {hidden} values do not divide into {heads} heads")
+        raise CheckpointError(
+            f"{section.where}: {hidden} values cannot be divided into {heads} heads"
+        )
 
 
 def read_axial(vision: Section) -> Section:
@@ -382,7 +386,7 @@ def read_axes(rope: Section, head_dim: int, usual: tuple[int, int, int]) -> tupl
     sections = rope.integers("mrope_section", default=usual)
     if len(sections) != 3 or sum(sections) != head_dim // 2:
         raise CheckpointError(
-            f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
+            f"{rope.where}: mrope_section {list(sections)} must be three numbers that sum to "
             f"{head_dim // 2}"
         )
     return sections

@@ -71,6 +71,7 @@ class GridSpec(DecoderSpec):
 
 def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:
     """Set the positions of text tokens in [start, end), which count up from `position` on all axes.
+
     Returns the next position.
     """
     positions[:, start:end] = np.arange(position, position + end - start)

@@ -78,8 +78,10 @@ class ImageRules:
         return whole(size, self.grid(*size), self.resample)
 
     def settings(self, family: str, recipe: PreprocessParams) -> bytes:
-        """Return the fingerprint of the preprocessing. The bounds are not included, since they only
-        affect the resized size, which is.
+        """Return the fingerprint of the preprocessing.
+
+        The bounds are not included, because they only affect the resized size, and that is
+        included.
         """
         unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
         return fingerprint(unit, self.resample, recipe)
@@ -115,8 +117,8 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         ratio = max(height, width) / max(1, min(height, width))
         raise ImageError(
-            f"the image is {width} x {height} px, an aspect ratio of {ratio:.10g}; the limit "
-            f"is {MAX_ASPECT_RATIO}: crop it or cut it up"
+            f"the image is {width} x {height} px, an aspect ratio of {ratio:.10g}; the limit is "
+            f"{MAX_ASPECT_RATIO}: crop it or split it"
         )
     factor = rules.factor
     rows, columns = round(height / factor), round(width / factor)
@@ -152,8 +154,7 @@ class RaisedRules(ImageRules):
         """
         if not self.factor**2 <= most or not 0 < least <= most:
             raise CheckpointError(
-                f"{where}: images of {least} to {most} pixels cannot be made: a token has "
-                f"{self.factor**2}"
+                f"{where}: no image size has {least} to {most} pixels: a token has {self.factor**2}"
             )
         return replace(self, min_pixels=least, max_pixels=most)
 

@@ -66,12 +66,12 @@ def read_variant(config: Section) -> Variant:
     model_type = config.text("model_type")
     if (variant := VARIANTS.get(model_type)) is not None:
         return variant
-    raise CheckpointError(f"{config.where}: model_type {model_type!r} is no Qwen-VL model")
+    raise CheckpointError(f"{config.where}: model_type {model_type!r} is not a Qwen-VL model")
 
 
 def read_vision(variant: Variant, config: Section, vision: Section, out: int) -> VisionConfig:
-    """Read the vision encoder. `out` is the language model's hidden size, which its output must
-    have.
+    """Read the vision encoder. The size of its outputs must be `out`, the language model's hidden
+    size.
 
     Raises CheckpointError.
     """
@@ -82,7 +82,8 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
     heads = vision.count("num_heads", "num_attention_heads", default=16)
     if hidden % heads or hidden // heads % 4:
         raise CheckpointError(
-            f"{vision.where}: {hidden} values in {heads} heads: a head needs a multiple of 4"
+            f"{vision.where}: {hidden} values in {heads} heads: the size of a head must be a "
+            "multiple of 4"
         )
     positions = (
         vision.integer("num_position_embeddings", default=2304) if variant == "qwen3_vl" else 0
@@ -129,8 +130,8 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
     )
     if tower.out_hidden != out:
         raise CheckpointError(
-            f"{config.where}: the vision tower puts out {tower.out_hidden} values, the text "
-            f"model takes {out}"
+            f"{config.where}: the vision encoder's output has {tower.out_hidden} values, but the "
+            f"language model expects {out}"
         )
     return tower
 

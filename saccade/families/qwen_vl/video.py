@@ -114,7 +114,6 @@ class QwenVideo:
         return (self.frames, *recipe.grid[1:])
 
     def _size(self, count: int, height: int, width: int, options: VideoOptions) -> tuple[int, int]:
-        """Return the (height, width) of a frame after resizing."""
         rules, unit = self.rules, self.rules.factor**2
         least, most = rules.min_pixels, rules.max_pixels
         count = max(count, 2)

@@ -314,7 +314,6 @@ def _mlp(parts: BlockParts, config: VisionConfig) -> Layer:
 def _convolution(
     weights: Weights, config: VisionConfig
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Load the convolution as a matrix [hidden, 3 * frames * patch * patch], and its bias."""
     kernel = (3, config.temporal_patch, config.patch, config.patch)
     matrix = weights.load(Part("visual.patch_embed.proj.weight", (config.hidden, *kernel))).view(
         config.hidden, -1

@@ -76,7 +76,7 @@ def cut(prompt: Prompt, count: int) -> Prompt:
         left = len(prompt.tokens) - lost.start
         raise InvalidRequest(
             f"truncate_prompt_tokens: {prompt.places[lost.image]} would be cut off: keep at least "
-            f"{left} tokens, or leave it out",
+            f"{left} tokens, or omit it",
             "truncate_prompt_tokens",
         )
     return replace(

@@ -62,7 +62,7 @@ class FormAnswer:
     def _without_calls(self, request: GenerationRequest, form: ToolFormat) -> dict[str, object]:
         """Return the request's sampling with tool calls forbidden.
 
-        The tools stay in the prompt, so that the same cached prefix is used whether calls are
+        The tools stay in the prompt, so that the cached prefix is the same whether calls are
         allowed or not.
         """
         tag = self._backend.token_to_id(form.opens)
@@ -78,8 +78,8 @@ def _check_without_calls(request: GenerationRequest) -> None:
         return
     if tools.open or (tools.held and tools.tools):
         raise InvalidRequest(
-            "tools: this model's chat template shows no way to call them: leave tools out, "
-            'send tool_choice "none", or have the server started with --tool-parser and '
+            "tools: this model's chat template does not support tools: omit tools, send "
+            'tool_choice "none", or ask the operator to start the server with --tool-parser and '
             "--chat-template",
             "tools",
             "unsupported_parameter",
@@ -97,8 +97,8 @@ def _without_grammars(request: GenerationRequest) -> InvalidRequest:
     else:
         param = "tool_choice"
     return InvalidRequest(
-        f"{param}: this server is installed without structured outputs: leave it out, and ask for "
-        "the form in the prompt",
+        f"{param}: structured outputs are not installed on this server: omit it, and describe the "
+        "format in the prompt",
         param,
         "unsupported_parameter",
     )

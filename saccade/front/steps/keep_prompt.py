@@ -1,6 +1,4 @@
-"""The step that converts cache breakpoints, which refer to parts of a chat, to offsets in
-tokens.
-"""
+"""The step that converts cache breakpoints from parts of a chat to offsets in tokens."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ class OpenFiles:
         self._text = context.step(Tokenise)
 
     async def open(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, which must fit the context with the text, and tokenize
-        the result.
-        """
+        """Replace the files by their pages, and tokenize the result. It must fit in the context."""
         others = len(preparation.encoded.tokens) + 1
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
@@ -43,8 +41,8 @@ class OpenFiles:
         await self._text.encode(preparation)
 
     async def open_within_reason(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, which may be `READABLE` times the context, and tokenize
-        the result.
+        """Replace the files by their pages, and tokenize the result. It may take `READABLE` times
+        the context.
         """
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(

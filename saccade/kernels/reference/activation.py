@@ -15,7 +15,7 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """Compute GELU with the tanh approximation in float32. Returns x's dtype.
 
-    Uses `0.5 (1 + tanh(z)) = sigmoid(2 z)`, so `x * sigmoid(SLOPE * (x + 0.044715 x^3))`, which
+    Since `0.5 (1 + tanh(z)) = sigmoid(2 z)`, this is `x * sigmoid(SLOPE * (x + 0.044715 x^3))`. It
     takes half as long as PyTorch's function on a CPU.
     """
     wide = x.float()

@@ -110,8 +110,9 @@ def block_attention(
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Attend causally with q [G, Hkv, L, D] in two parts, and merge the results.
 
-    One part is the prefix, to which all queries attend; the other is the causal part. The log of
-    each part's softmax denominator gives its weight (online softmax, Milakov & Gimelshein 2018).
+    All queries attend to the first part, the prefix. The other part is causal. The logarithms of
+    the softmax denominators give the weights of the parts (online softmax, Milakov & Gimelshein
+    2018).
     """
     prefix = k.shape[2] - q.shape[2]
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -5,7 +5,7 @@ This is the definition in plain PyTorch, for packed rows that update states in a
 chunked scans for rows with many tokens, and a recurrent step for rows with one.
 
 With a state S [Dk, Dv], each token computes S = exp(g) S; S += k (beta (v - S'k))'; out = S'q,
-where queries and keys are normalised to length one (Yang et al., "Gated Delta Networks", 2024).
+where queries and keys are normalized to length one (Yang et al., "Gated Delta Networks", 2024).
 States and computation are in float32.
 """
 
@@ -26,9 +26,10 @@ LOOP_VALUES = 64
 
 
 class HostRow(NamedTuple):
-    """A row as read on the host: tokens [start, end) of the batch update the state at `line`.
+    """A row as read on the host: tokens [start, end) of the batch update the state in slot `line`.
 
-    fresh: the sequence starts here, with a state of zeros. keep: where to copy the state after it.
+    fresh: the sequence starts with this row, and with a state of zeros. keep: the slot for a copy
+    of its state.
     """
 
     line: int
@@ -42,8 +43,9 @@ class HostRow(NamedTuple):
 class StateRows:
     """R rows with T packed tokens, and the index of each sequence's state in state memory.
 
-    Row r has tokens `[q_starts[r], q_starts[r + 1])`, the last of its sequence's first
-    `kv_lengths[r]` tokens. A row with `kv_lengths` 0 is padding, and does not change states.
+    Row r has tokens `[q_starts[r], q_starts[r + 1])`. They are the last of the first
+    `kv_lengths[r]` tokens of its sequence. A row with `kv_lengths` 0 is padding, and does not
+    change states.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -133,7 +135,7 @@ def gated_delta(
 ) -> torch.Tensor:  # [T, Hv, Dv]
     """Apply the gated delta rule to packed rows, in v's dtype.
 
-    q, k: [T, Hk, Dk], not normalised. v: [T, Hv, Dv]; Hv / Hk adjacent value heads share a query
+    q, k: [T, Hk, Dk], not normalized. v: [T, Hv, Dv]; Hv / Hk adjacent value heads share a query
     and key head. decay (logarithms, at most 0), beta: [T, Hv] float32. states: [lines, Hv, Dk, Dv]
     float32; updated.
     """
@@ -237,7 +239,6 @@ def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
 
 
 def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return heads [T, Hk, D] normalised to length one, and repeated: [T, heads, D]."""
     x = x.to(_wide(x))
     x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LENGTH_EPS)
     return x.repeat_interleave(heads // x.shape[1], dim=1) if heads != x.shape[1] else x

@@ -43,7 +43,7 @@ def count_of(experts: Stack) -> int:
 
 
 def expert(experts: Stack, number: int) -> torch.Tensor:
-    """Return one expert's matrix, dequantised to float32 if it is in FP8."""
+    """Return one expert's matrix, dequantized to float32 if it is in FP8."""
     if isinstance(experts, torch.Tensor):
         return experts[number]
     return dense(Fp8Matrix(experts.values[number], experts.scales[number], experts.group))

@@ -1,10 +1,10 @@
 """FP8 (e4m3: four exponent bits, three mantissa bits): conversion, and matmuls with FP8 matrices,
 in plain PyTorch.
 
-Small batches are not quantised: reading the weights dominates their cost, and GPU kernels read
-these in 8 bits. Large batches are quantised, with separate scales per row, on devices with FP8
-matmuls (`torch`'s scaled matmuls). The choice depends only on the batch size. Tensors are copied as
-bytes because PyTorch has no index_copy_ for FP8.
+Small batches are not quantized: their cost is mostly reading the weights, which GPU kernels read in
+8 bits. Large batches are quantized, with separate scales per row, on devices with FP8 matmuls
+(`torch`'s scaled matmuls). The choice depends only on the batch size. Tensors are copied as bytes
+because PyTorch has no index_copy_ for FP8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST = 448.0
 """The largest value. Larger ones are clamped to it because the format has no infinity."""
 BLOCK = 128
 """Rows and columns of weight blocks with one scale, as scaled matmuls require, and inputs per scale
-of the quantised rows.
+of the quantized rows.
 """
 MIN_AMOUNT = 1e-12
 """The minimum absolute maximum of a group for computing its scale, to avoid a division by 0."""
@@ -43,7 +43,7 @@ def padded_rows(count: int) -> int:
 
 
 def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
-    """Quantise x [T, in] to FP8, with a scale for each group of `group` inputs in each row.
+    """Quantize x [T, in] to FP8, with a scale for each group of `group` inputs in each row.
 
     The scale maps a group's largest absolute value to FP8's largest.
     """
@@ -58,7 +58,7 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
 def prepare(matrix: Fp8Matrix, dtype: torch.dtype) -> Fp8Matrix:
     """Return the matrix prepared for rows of this dtype.
 
-    It is `scaled` if PyTorch supports 8-bit matmuls with it, which is tested by doing one.
+    It is `scaled` if PyTorch supports 8-bit matmuls with it. To find out, one is executed.
     """
     place = matrix.values.device
     if not device.multiplies_fp8(place, dtype):
@@ -102,14 +102,14 @@ def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
 def whole_linear(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias` [T, out] in x's dtype, for x [T, in], without quantising x."""
+    """Return `x @ matrix.T + bias` [T, out] in x's dtype, for x [T, in], without quantizing x."""
     return linear(x, dense(matrix).to(x.dtype), bias)
 
 
 def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """Return `rows @ matrix.T + bias` with an FP8 matmul, for a `scaled` matrix.
 
-    On a CPU, which has no block-scaled matmuls, both are dequantised.
+    On a CPU, which has no block-scaled matmuls, both are dequantized.
     """
     weights = matrix.values.t()
     if matrix.blocks is None:
@@ -140,6 +140,6 @@ def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -
 
 
 def dense(matrix: Fp8Matrix | Fp8Experts) -> torch.Tensor:
-    """Return the matrix, or the experts' matrices, dequantised to float32."""
+    """Return the matrix, or the experts' matrices, dequantized to float32."""
     values, scales, group = matrix.values, matrix.scales, matrix.group
     return values.float() * scales.repeat_interleave(group, -1)[..., : values.shape[-1]]

@@ -1,7 +1,7 @@
 """The Hadamard transform of blocks of adjacent inputs, which spreads outliers over their block.
 
 If rows and matrix are both transformed, their product is unchanged except for a constant factor.
-But quantising them to 8 bits loses less, because an outlier no longer forces a coarse scale on all
+But quantizing them to 8 bits loses less, because an outlier no longer forces a coarse scale on all
 other values of its row.
 """
 

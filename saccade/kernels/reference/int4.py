@@ -23,7 +23,7 @@ MIN_SCALE = 1e-30
 MAX_ZERO = 1 << 15
 """The largest zero point, as packed panels store them in float16."""
 BLOCK_VALUES = 1 << 17
-"""Values quantised at a time, so that intermediate results stay in a core's cache."""
+"""Values quantized at a time, so that intermediate results stay in a core's cache."""
 
 
 def holds(group: int, inputs: int) -> bool:
@@ -48,7 +48,7 @@ def pack_int4(
     group = chunks * CHUNK if group >= inputs else group
     assert holds(group, inputs) and scales.shape == (outputs, -(-inputs // group))
     padded = F.pad(numbers, (0, chunks * CHUNK - inputs)).view(outputs, chunks, 2, 2, 16, 2)
-    halves = padded[:, :, :, 0] | padded[:, :, :, 1] << 4  # [out, chunks, p // 2, j, neighbour]
+    halves = padded[:, :, :, 0] | padded[:, :, :, 1] << 4  # [out, chunks, p // 2, j, neighbor]
     words = halves.permute(0, 1, 3, 4, 2).reshape(outputs, chunks * CHUNK // 2)
     more = -(-chunks * CHUNK // group) - scales.shape[1]
     return Int4Matrix(
@@ -65,13 +65,13 @@ def numbers_of(matrix: Int4Matrix) -> torch.Tensor:
     """Invert `pack_int4`: return its numbers, uint8 [out, in]."""
     outputs, words = matrix.words.shape
     halves = matrix.words.view(torch.uint8).view(outputs, words // 16, 16, 2, 2)
-    halves = halves.permute(0, 1, 4, 2, 3)  # [out, chunks, p // 2, j, neighbour]
+    halves = halves.permute(0, 1, 4, 2, 3)  # [out, chunks, p // 2, j, neighbor]
     padded = torch.stack((halves & 15, halves >> 4), 3)
     return padded.reshape(outputs, words * EACH)[:, : matrix.inputs]
 
 
 def dense(matrix: Int4Matrix) -> torch.Tensor:
-    """Return the dequantised matrix [out, in] in float32, with inputs in their original order."""
+    """Return the dequantized matrix [out, in] in float32, with inputs in their original order."""
     scales, zeros, order = matrix.scales, matrix.zeros, matrix.order
 
     def spread(values: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ def dense(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
-    """Quantise `weight` [out, in] in groups of `group` inputs, each from its minimum to maximum.
+    """Quantize `weight` [out, in] in groups of `group` inputs, each from its minimum to maximum.
 
     For CPUs: zero points are float32, so that minimum and maximum are represented exactly, and
     blocks of GGUF's Q4_1 are not changed.

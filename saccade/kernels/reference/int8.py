@@ -1,6 +1,6 @@
-"""8-bit matmuls on a CPU. Matrices have a scale per output, and rows are quantised dynamically with
-a scale each. Matrices that are quantised here are Hadamard-transformed first, as are the rows that
-are multiplied by them (`hadamard.py`).
+"""8-bit matmuls on a CPU. Matrices have a scale per output, and rows are quantized dynamically with
+a scale each. Matrices that are quantized at load are Hadamard-transformed first, as are the rows
+that are multiplied by them (`hadamard.py`).
 
 A matmul reads half the bytes of bfloat16. Its sums are integers, so results are batch-invariant.
 """
@@ -15,19 +15,19 @@ from saccade.kernels.matrix import Int8Matrix, Matrix
 from saccade.kernels.reference.hadamard import MIN_BLOCK, block_of, transform, transform_back
 
 LARGEST = 127
-"""The largest absolute value of a quantised row."""
+"""The largest absolute value of a quantized row."""
 MIN_SCALE = 1e-30
 """The scale of rows that are all zeros, to avoid a division by 0."""
 ZERO = 128
-"""The zero point of quantised rows. They are unsigned because oneDNN is fast for unsigned rows on
+"""The zero point of quantized rows. They are unsigned because oneDNN is fast for unsigned rows on
 every CPU with VNNI, but for signed ones only with AMX.
 """
 BLOCK_VALUES = 1 << 17
-"""Values quantised at a time, so that intermediate results stay in a core's cache."""
+"""Values quantized at a time, so that intermediate results stay in a core's cache."""
 
 
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
-    """Transform and quantise `weight` [out, in] by each output's largest value."""
+    """Transform and quantize `weight` [out, in] by each output's largest value."""
     outputs, inputs = weight.shape
     whole = -(-inputs // MIN_BLOCK) * MIN_BLOCK
     values = torch.empty(outputs, whole, dtype=torch.int8)
@@ -41,7 +41,7 @@ def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
 
 
 def restore_matrix(matrix: Int8Matrix, inputs: int) -> torch.Tensor:
-    """Dequantise a matrix that is not packed to float32 [out, in]."""
+    """Dequantize a matrix that is not packed to float32 [out, in]."""
     whole = matrix.values.float().mul_(matrix.scales.unsqueeze(1))
     return transform_back(whole, inputs) if matrix.transformed else whole
 
@@ -52,7 +52,7 @@ def prepack_int8(matrix: Int8Matrix) -> Matrix:
 
 
 def quantise_rows(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows to uint8 [T, in] with zero point `ZERO`, and float32 scales [T, 1].
+    """Quantize rows to uint8 [T, in] with zero point `ZERO`, and float32 scales [T, 1].
 
     transformed: apply the Hadamard transform first, which pads rows to complete blocks.
     """

@@ -1,5 +1,5 @@
-"""The operations between a decoder layer's matmuls, in plain PyTorch: normalise, rotate and cache
-queries and keys; add a residual and normalise; apply a gate.
+"""The operations between a decoder layer's matmuls, in plain PyTorch: normalize, rotate and cache
+queries and keys; add a residual and normalize; apply a gate.
 
 Backends fuse each of them into one kernel launch, or one loop over rows.
 """
@@ -32,7 +32,7 @@ def rope_and_cache(
     cache: PagedCache,
     out_slots: torch.Tensor,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Normalise and rotate queries and keys, and write keys and values to the cache.
+    """Normalize and rotate queries and keys, and write keys and values to the cache.
 
     qkv [T, Hq + 2 Hkv, D]: heads of queries, keys and values; may be modified. out_slots [T]: KV
     slots in the cache, which converts to its dtype. Returns the queries.
@@ -75,7 +75,7 @@ def add_layer_norm(
 
 
 def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """Return `act(gate) * up` [T, I] from gate_up [T, 2 I], which holds the gate's values first."""
+    """Return `act(gate) * up` [T, I] from gate_up [T, 2 I]. The gate's values are first."""
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right
 

@@ -1,7 +1,7 @@
 """Matmuls with dense weights, followed by an activation.
 
 On x86 CPUs weights are packed in oneDNN's blocked format, and the activation is fused into the
-matmul. Packing at load avoids reordering in each call, which matters most for small batches
+matmul. Packing at load avoids reordering in each call. This matters most for small batches
 (decision 003). CPUs without instructions for 16-bit dtypes multiply them in float32.
 """
 
@@ -17,7 +17,7 @@ from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.kernels.reference.activation import Activation, activate
 
 ROWS_FORESEEN = 1024
-"""oneDNN optimises its packed format for this batch size. Other sizes work, and are as fast."""
+"""oneDNN optimizes its packed format for this batch size. Other sizes work, and are as fast."""
 MIN_VALUES = 160_000
 """Float32 weights with fewer values are not packed: for one row, calling oneDNN takes longer than
 the matmul (measured in decision 003).

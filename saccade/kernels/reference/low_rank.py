@@ -1,8 +1,8 @@
-"""LoRA adapters' additions to a matmul: `scale * (x @ A.T) @ B.T` for the rows x of an adapter.
-A batch may contain rows of several adapters; a row has at most one.
+"""LoRA adapters' additions to a matmul: `scale * (x @ A.T) @ B.T` for the rows x of an adapter. A
+batch may contain rows of several adapters; a row has at most one.
 
-Adapters are identified by small integers here (`place`). `PackedPairs` is the layout for kernels
-that compute all adapters at once.
+Small integers (`place`) identify the adapters. `PackedPairs` is the layout for kernels that compute
+all adapters at once.
 """
 
 from __future__ import annotations

@@ -64,6 +64,5 @@ def mask_logits_reference(
 
 
 def _banned_by_octet(device: torch.device) -> torch.Tensor:
-    """Return [256, 8] bool: which of eight tokens each byte bans."""
     octets = torch.arange(256, device=device).unsqueeze(1)
     return (octets >> torch.arange(8, device=device)) & 1 == 0

@@ -95,8 +95,7 @@ def expert_mlp(
     gate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return [T, H]: for each row of x [T, H], the sum of its experts' outputs, weighted by
-    `shares` [T, K], the routing weights. Only the experts in `visits`, which this rank has, are
-    included.
+    `shares` [T, K], the routing weights. Only this rank's experts, those in `visits`, are included.
     """
     order = visits.order
     if not order:

@@ -3,7 +3,7 @@ tests use them as the reference.
 
 An `Ops` is chosen once, when a model is loaded (`kernels/ops.py`), and passed to its layers. An
 operation is a function in another file, where its signature is documented. Only operations that
-combine others are methods here.
+combine others are methods of the class.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Ops:
     towers: Mapping[str, TowerAttention] = {"sdpa": sdpa_segments}
     stacks = False  # a layer's experts are stacked in one tensor
     looks_up = False  # `rotate_` looks up table rows itself
-    # the vision encoder's first matmul can take bytes, with normalisation folded into its weights
+    # the vision encoder's first matmul can take bytes, with normalization folded into its weights
     folds_towers = False
     # Recurrent states are computed token by token, in the same order for prefill and decode, and
     # only from device memory, so that steps can be captured.
@@ -149,7 +149,7 @@ class Ops:
     prepack_int4 = later(lambda: int4.prepack_int4)
     int4_linear = later(lambda: int4.int4_linear)
     quantise_rows = later(lambda: fp8.quantise_rows)
-    few_fp8_linear = later(lambda: fp8.whole_linear)  # with unquantised rows
+    few_fp8_linear = later(lambda: fp8.whole_linear)  # with unquantized rows
     scaled_fp8_linear = later(lambda: fp8.scaled_linear)
 
     def fp8_linear(
@@ -201,9 +201,9 @@ class Ops:
     def add_rms_norm_rows(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, group: int
     ) -> tuple[torch.Tensor, Rows]:
-        """Do the same as `add_rms_norm`, but quantise the norm of large batches to 8 bits.
+        """Do the same as `add_rms_norm`, but quantize the norm of large batches to 8 bits.
 
-        group: inputs per scale of the next matrix (`Matrix.rows_group`); 0: never quantise.
+        group: inputs per scale of the next matrix (`Matrix.rows_group`); 0: never quantize.
         """
         if not group or len(x) <= MAX_UNQUANTIZED_ROWS:
             return self.add_rms_norm(x, delta, weight, eps)
@@ -216,7 +216,7 @@ class Ops:
         return total, self.quantise_rows(normed, group)
 
     def gate_rows(self, gate_up: torch.Tensor, act: Activation, group: int) -> Rows:
-        """Do the same as `gate`, but quantise like `add_rms_norm_rows`."""
+        """Do the same as `gate`, but quantize like `add_rms_norm_rows`."""
         if not group or len(gate_up) <= MAX_UNQUANTIZED_ROWS:
             return self.gate(gate_up, act)
         return self.gate_many(gate_up, act, group)

@@ -27,8 +27,9 @@ class DecodeWork:
 class PagedRows:
     """R rows with T packed tokens, and their KV pages.
 
-    Row r has tokens `[q_starts[r], q_starts[r + 1])`, the last of its sequence's first
-    `kv_lengths[r]` tokens, which are cached in the KV pages `page_table[lines[r]]`, in order.
+    Row r has tokens `[q_starts[r], q_starts[r + 1])`. They are the last of the first
+    `kv_lengths[r]` tokens of its sequence. These are all cached, in the KV pages
+    `page_table[lines[r]]`, in order.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -116,7 +117,7 @@ class AttentionBackend(Protocol):
 
 
 class ReferenceAttention:
-    """Attention row by row in float32, which is the reference for tests of other backends.
+    """Attention row by row in float32. Tests compare other backends with it.
 
     It only runs on a CPU, because the host reads the rows' offsets.
     """

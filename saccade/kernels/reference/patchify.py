@@ -1,4 +1,4 @@
-"""Splits pixels into normalised patches, on the network's device.
+"""Splits pixels into normalized patches, on the network's device.
 
 In float32, results are bit-identical to transformers' image processors (tested).
 """
@@ -17,7 +17,7 @@ def patchify(
     std: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return normalised patches [N, 3 * frames * patch * patch] in merged order.
+    """Return normalized patches [N, 3 * frames * patch * patch] in merged order.
 
     In merged order, the merge x merge patches of a token are contiguous, row by row.
 

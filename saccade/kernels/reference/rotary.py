@@ -95,7 +95,6 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
 
 
 def _rotate_values(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
-    """Rotate all values of heads [T, H, R] in place. cos, sin: [T, R]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     wide = x.float()
     partner = (

@@ -51,7 +51,7 @@ class HostRows(NamedTuple):
         return HostRows(self.rows, *kept)
 
     def reach(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each token's position in a row's sequence, and how many keys it attends to."""
+        """Return the position of each token of a row, and the number of keys that it attends to."""
         start, end, length = self.starts[row], self.starts[row + 1], self.lengths[row]
         place = torch.arange(length - (end - start), length)
         return place, place + 1 if self.rows.sees is None else self.rows.sees[start:end]
@@ -110,7 +110,6 @@ class SdpaAttention:
         self._calls = self._cut(host, 0)
 
     def _cut(self, host: HostRows, row: int) -> list[tuple[slice, Attend]]:
-        """Return the calls for the rows from `row` on, with causal attention."""
         calls = []
         while row < len(host.lines):
             end, attend = self._shared(host, row) or (row + 1, self._single_call(host, row))
@@ -145,7 +144,6 @@ class SdpaAttention:
     def _batched_call(
         self, table: npt.NDArray[np.int32], lines: list[int], lengths: list[int]
     ) -> Attend:
-        """Return a call for decoding rows whose sequences have these page table rows."""
         counts, longest = np.array(lengths), max(lengths)
         page, offset = self._page_offsets
         pages = table[np.array(lines)[:, None], page[:longest]]
@@ -163,7 +161,6 @@ class SdpaAttention:
         )
 
     def _single_call(self, host: HostRows, row: int) -> Attend:
-        """Return a call for one sequence's last tokens."""
         length = host.lengths[row]
         if not length:  # padding, which attends to no keys
             return lambda q, _: torch.zeros_like(q)
@@ -207,7 +204,6 @@ class SdpaAttention:
         return found
 
     def _within_reach(self, host: HostRows, row: int, window: int | None) -> Attend:
-        """Return a call for one row whose tokens attend to limited ranges of keys."""
         place, sees = host.reach(row)
         first = place - place if window is None else (place + 1 - window).clamp_(min=0)
         size, line = self._shape.page_size, host.rows.page_table.numpy()[host.lines[row]]
@@ -220,7 +216,6 @@ class SdpaAttention:
         )
 
     def _reads(self, read: Read) -> Read:
-        """Return a reader that converts to the queries' dtype."""
         if self._shape.kept == self._shape.dtype:
             return read
         return lambda kept: read(kept).to(self._shape.dtype)
@@ -235,7 +230,6 @@ class SdpaAttention:
         return cache.as_strided(shape, self._strides, start)
 
     def _gather_pages(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
-        """Gather page by page, which takes at most half the time of gathering token by token."""
         size, heads, dim = self._shape.page_size, self._shape.kv_heads, self._shape.head_dim
         paged = cache.view(-1, size, heads, dim).index_select(0, pages)
         return paged.view(-1, heads, dim)[:length].transpose(0, 1).unsqueeze(0)
@@ -244,8 +238,4 @@ class SdpaAttention:
 def _gather(
     index: torch.Tensor, shape: tuple[int, int, int, int], cache: torch.Tensor
 ) -> torch.Tensor:
-    """Gather keys or values [R, Hkv, K, D] from the KV slots `index` [R * K].
-
-    shape: [R, K, Hkv, D].
-    """
     return cache.index_select(0, index).view(shape).transpose(1, 2)

@@ -70,7 +70,6 @@ def sdpa_segments(
 def _whole(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, softmax: blockwise.Softmax
 ) -> torch.Tensor:
-    """Attend with q [L, H, D] to all of k, v [K, H, D]."""
     keys, values = k.transpose(0, 1), v.transpose(0, 1)
     if blockwise.pays(q, len(q), len(k)):
         return blockwise.attend(q, keys, values, scale, causal=False, softmax=softmax)

@@ -204,7 +204,6 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 def _video(container: InputContainer) -> VideoStream:
-    """Return the first video stream. Raises Unreadable."""
     if len(container.streams) > MAX_STREAMS:
         raise Unreadable("streams", len(container.streams), MAX_STREAMS)
     if not container.streams.video:

@@ -2,9 +2,9 @@
 with a PIL image. Runs in image workers only.
 
 The reference is `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
-bicubic, bilinear or Lanczos interpolation on uint8, which
-`torchvision.transforms.v2.functional.resize` calls. (Lanczos requires torchvision 0.27. With
-earlier versions and on GPUs, transformers' `TorchvisionBackend.resize` uses bicubic instead.) If a
+bicubic, bilinear or Lanczos interpolation on uint8, as called by
+`torchvision.transforms.v2.functional.resize`. (Lanczos requires torchvision 0.27. With earlier
+versions and on GPUs, transformers' `TorchvisionBackend.resize` uses bicubic instead.) If a
 processor supports only Pillow's resizing, Saccade uses Pillow too. The conversion to RGB is the
 same as in transformers' image processors: transparency (an alpha channel or a tRNS chunk) is
 blended over white. (transformers' `load_image(url)` drops the alpha channel instead.) JPEG's draft
@@ -109,7 +109,6 @@ def _draw_regions(
     upright: tuple[int, int],
     strips: Strips,
 ) -> None:
-    """Write each region of the image to its targets, as if the region were a separate image."""
     shown: dict[Box, list[Target]] = {}
     for target, region in zip(targets, regions, strict=True):
         shown.setdefault(region or Box(0, 0, *upright), []).append(target)
@@ -157,8 +156,6 @@ def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]
 
 
 def _strips_of_array(pixels: Pixels) -> Strips:
-    """Return a function that returns strips of upright RGB or RGBA pixels, converted to RGB."""
-
     def strip(top: int, bottom: int) -> Pixels:
         part = np.ascontiguousarray(pixels[top:bottom])
         return part if part.shape[2] == 3 else to_rgb(PIL.Image.fromarray(part))
@@ -236,8 +233,8 @@ def _plain_png(data: memoryview) -> bytes | None:
     """Return an 8-bit RGB or RGBA image as a PNG file with only its header and pixels. Returns
     `None` if it has another format, or is interlaced, animated or damaged.
 
-    Other chunks are removed because libspng has had bugs with some. Checksums are verified here
-    because libspng ignores wrong ones.
+    Other chunks are removed because libspng has had bugs with some. Checksums are verified because
+    libspng ignores wrong ones.
     """
     if bytes(data[: len(PNG_SIGNATURE)]) != PNG_SIGNATURE or bytes(data[24:29]) not in PNG_PLAIN:
         return None
@@ -325,7 +322,6 @@ def _draw_in_turn(
 
 
 def _draw_own(own: OwnPixels, out: Pixels, pixels: Pixels) -> None:
-    """Apply a family's preprocessing operation to an image. Raises Undecodable."""
     try:
         own_module(own).draw(out, own.argument, pixels)
     except ValueError as error:
@@ -374,9 +370,7 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
 
 
 def _narrow(part: Resizing) -> Pixels:
-    """Return the array for the first pass of a part: it has the final width and the box's
-    height.
-    """
+    """Return the array for a part's first pass, with the final width and the height of the box."""
     height, width, _ = part.pixels.shape
     rows = part.box.bottom - part.box.top
     return part.pixels if height == rows else np.empty((rows, width, 3), np.uint8)

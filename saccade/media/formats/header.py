@@ -1,7 +1,7 @@
 """Reads an image's header: format, size, orientation and number of frames. Runs in image workers
 only.
 
-The bytes may be hostile, and some parsers are native code or take quadratic time. So headers are
+The bytes may be hostile, and some parsers are written in C or take quadratic time. So headers are
 read in a process that may crash, and Pillow gets only the parts that specify size, mode and
 orientation. Compressed text, repeated metadata, and excessive numbers of segments are left out.
 Some formats are parsed without Pillow (`header_parsers.py`). The worker has a CPU time limit for
@@ -143,7 +143,6 @@ def sniff(data: Encoded) -> str | None:
 
 
 def _what_else(data: Encoded) -> str:
-    """Describe bytes that are not an image, for an error message."""
     head = data[:512]
     if video := _video(head):
         return f"{video} video bytes"

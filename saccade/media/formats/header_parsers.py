@@ -1,9 +1,7 @@
-"""Header parsers for TIFF, WebP, JPEG 2000 and ICO. They replace Pillow, which does more work to
-open
-these files: it lists every TIFF strip, allocates the WebP canvas, and decodes the icon. Runs in
-image workers only.
+"""Header parsers for TIFF, WebP, JPEG 2000 and ICO. Runs in image workers only.
 
-Malformed bytes can make a parser raise any exception.
+They replace Pillow, which does more work to open these files: it lists every TIFF strip, allocates
+the WebP canvas, and decodes the icon. Malformed bytes can make a parser raise any exception.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ WEBP_NOTE = 1 << 16
 def exif_orientation(image: PIL.Image.Image) -> int:
     """Return the orientation in an image's EXIF or XMP metadata, or 1 if there is none.
 
-    It calls the base class's method because Pillow's PNG class would decode the image, to find
-    metadata after the pixels. Here, the header already includes these chunks.
+    It calls the base class's method, because the method of Pillow's PNG class would decode the
+    image to find metadata after the pixels. `header.py` has already moved these chunks to the
+    front.
     """
     found = PIL.Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def _read_tiff(data: Encoded) -> Probe:
-    """Read width, height and orientation from the first directory."""
     order = "<" if data[:2] == b"II" else ">"
     is_big = data[2:4] in (b"+\0", b"\0+")  # BigTIFF has 64-bit offsets
     (directory,) = struct.unpack_from(order + ("Q" if is_big else "I"), data, 8 if is_big else 4)
@@ -66,7 +64,6 @@ def _read_tiff(data: Encoded) -> Probe:
 
 
 def _read_webp(data: Encoded) -> Probe:
-    """Read the size of the canvas and the orientation from the chunks."""
     size: tuple[int, int] | None = None  # (width, height)
     alpha, frames = False, 0
     notes = PIL.Image.Image()
@@ -131,7 +128,6 @@ def _read_codestream(data: Encoded, at: int) -> Probe:
 
 
 def _boxes(data: Encoded, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (type, start, end) for the content of each box."""
     for _ in range(MAX_PARTS):
         if at + 8 > end:
             return
@@ -165,7 +161,7 @@ def _read_icon(data: Encoded) -> Probe:
     else:
         (header,) = struct.unpack_from("<I", data, where)
         width, height = struct.unpack_from("<HH" if header == 12 else "<Ii", data, where + 4)
-        height = abs(height) // 2  # the mask is stored below the colours
+        height = abs(height) // 2  # the mask is stored below the colors
     return Probe("ICO", height, width, "RGBA", 1, 1)
 
 

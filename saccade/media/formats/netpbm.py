@@ -1,5 +1,5 @@
-"""A decoder for PBM, PGM and PPM images that Pillow decodes in a Python loop, which takes a second
-for 0.1 Mpx. These are text files, and files whose maximum value does not use the full range. The
+"""A decoder for PBM, PGM and PPM images that Pillow would decode in a Python loop: text files, and
+files whose maximum value does not use the full range. The loop takes a second for 0.1 Mpx. The
 pixels are identical to Pillow's. Runs in image workers only.
 """
 

@@ -117,7 +117,9 @@ def read_page(
 
 @contextmanager
 def _form(document: Any) -> Iterator[Any]:
-    """Yield PDFium's form handle, which renders field values, or `None` if there is no form."""
+    """Yield PDFium's form handle, with which field values are rendered, or `None` without a
+    form.
+    """
     pdf = library()
     if pdf.FPDF_GetFormType(document) == pdf.FORMTYPE_NONE:
         yield None

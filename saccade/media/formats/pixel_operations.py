@@ -46,7 +46,6 @@ def _antialiased(mode: str) -> Resampler:
 
 @cache
 def _find_compiled() -> Callable[[Pixels, Pixels, str], bool] | None:
-    """Return the CPU backend's resize function, if any."""
     backend = find_backend("cpu")
     if backend is None or backend.resize is None:
         return None
@@ -90,8 +89,8 @@ class OwnModule(Protocol):
     """The interface of a model family's module with a preprocessing operation."""
 
     def warm_up(self, argument: str, /) -> None:
-        """Load everything that `draw` needs. It is called before workers are forked, which cannot
-        open files.
+        """Load everything that `draw` needs. It is called before workers are forked, because these
+        cannot open files.
         """
         ...
 

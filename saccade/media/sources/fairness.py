@@ -29,7 +29,7 @@ class MemoryBudget(Protocol):
         ...
 
     async def settle(self, tenant: str) -> None:
-        """Take note whose request this is."""
+        """Set the tenant of the request, once it is known."""
         ...
 
     def sent(self, tenant: str, name: str) -> bytes | None:
@@ -140,7 +140,6 @@ class FairPermits:
             ticket.turn.set_result(requester)
 
     def _next(self) -> tuple[Requester, Ticket] | None:
-        """Pop the requester and the ticket that get the next permit."""
         clients = [client for client in self._queues if self._of_client[client] < self._per_client]
         for client in sorted(clients, key=self._of_client.__getitem__):
             asked = self._queues[client]
@@ -167,7 +166,6 @@ class FairPermits:
 
 
 def _first(queue: deque[Ticket]) -> Ticket | None:
-    """Pop tickets up to the first one that is still waiting, and return that one."""
     while queue:
         ticket = queue.popleft()
         if not ticket.turn.done():

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """One requester that waits for a read, and the bytes counted in its budget."""
+    """A requester that waits for a read, and the bytes counted in its budget."""
 
     requester: Requester
     data: asyncio.Future[bytes]

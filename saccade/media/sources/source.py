@@ -163,7 +163,7 @@ def comes_along(url: Address) -> bool:
 
 
 def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
-    """Reduce the images' budgets if the prompt has so many that the model shrinks each one."""
+    """Reduce the images' budgets if the prompt has so many images that the model shrinks them."""
     if bounds.cut is None:
         return sources
     images = sum(isinstance(source, ImageSource) for source in sources)

@@ -136,7 +136,7 @@ class SourceReader:
         if self._files is None:
             builds = import_field(lambda plugin: plugin.requests.uploads)
             if not builds:
-                raise NotFound("this server keeps no files: send the bytes as a data: URL")
+                raise NotFound("this server does not store files: send the bytes as a data: URL")
             build: Callable[[ServeOptions], UploadedFiles] = builds[0]
             self._files = build(self._options)
         return self._files
@@ -184,11 +184,11 @@ class SourceReader:
         return self._encoded.setdefault(name, EncodedBytes(data, name))
 
     def is_known(self, name: bytes, tenant: str) -> bool:
-        """Return True for bytes of a request in flight, and if the tenant's header of them is."""
+        """Return True if a request in flight has these bytes, and the tenant has their header."""
         return name in self._encoded or self._seen.get(name, tenant) is not None
 
     def held_page(self, page: EncodedBytes) -> EncodedBytes:
-        """Return the `EncodedBytes` that a request in flight has of the same page, if any."""
+        """Return the `EncodedBytes` of the same page from a request in flight, if any."""
         return self._encoded.setdefault(page.digest, page) if page.data else page
 
     async def header(
@@ -323,8 +323,10 @@ class Reads:
         reading: Coroutine[None, None, R],
         brought: Callable[[], list[asyncio.Task[R]]],
     ) -> R:
-        """Return the result of `reading`, a read by digest. If the digest is unknown, use a source
-        of the same request that has it. Raises the errors of `reading`.
+        """Return the result of `reading`, a read by digest.
+
+        If the digest is unknown, use a source of the same request with this digest, if there is
+        one. Raises the errors of `reading`.
         """
         try:
             return await reading

@@ -89,7 +89,7 @@ class Job:
 
     @property
     def pixels(self) -> int:
-        """The number of pixels to decode, which is the job's cost."""
+        """The number of pixels to decode. This is the job's cost."""
         return self.probe.height * self.probe.width
 
 

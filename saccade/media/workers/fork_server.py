@@ -61,7 +61,7 @@ class ForkServer:
     """A process that forks supervisors."""
 
     def __init__(self, decodes: bool, own: OwnPixels | None = None) -> None:
-        """Store the process's options, which are the fields of `Boot`."""
+        """Store the options of the process, which are the fields of `Boot`."""
         self._boot = Boot(decodes, own)
         self._lock = threading.Lock()
         self._child: Child | None = None
@@ -139,7 +139,7 @@ class ForkServers:
 
 
 async def _readable(pipe: int) -> None:
-    """Wait until a pipe has data or its write end is closed."""
+    """Wait until a pipe has data, or its write end is closed."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe, over.set)

@@ -201,7 +201,7 @@ class HeaderPool:
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, readings: list[Reading]) -> None:
-        """Read headers on the worker. Headers that were not reached are queued again."""
+        """Read headers on the worker. Headers that it did not reach are queued again."""
         read = 0
         try:
             tenant = readings[0].requester.tenant
@@ -286,6 +286,6 @@ def fail(done: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _look_at_error(done: asyncio.Future[Probe]) -> None:
-    """Retrieve the error, to avoid asyncio's warning if all waiting calls were cancelled."""
+    """Retrieve the error, so that asyncio does not warn if all waiting calls were cancelled."""
     if not done.cancelled():
         done.exception()

@@ -92,7 +92,7 @@ class ReadHeaders:
 
     @property
     def seconds(self) -> float:
-        """The CPU time limit per header, which the worker enforces itself."""
+        """The CPU time limit per header that the worker itself enforces."""
         return VIDEO_CPU_SECONDS if self.videos else HEADER_CPU_SECONDS
 
     @property

@@ -182,7 +182,7 @@ class DecodePool:
         return work.pixels
 
     async def _abandon(self, batch: DecodeBatch) -> None:
-        """Wait until a batch has finished writing, after one of its calls was cancelled."""
+        """After one of its calls was cancelled, wait until a batch has finished writing."""
         if not batch.wanted:
             batch.hurry(asyncio.get_running_loop().time() + GRACE_SECONDS)
         while not batch.ended.is_set():
@@ -232,7 +232,6 @@ class DecodePool:
     # ---- pixels
 
     async def _decode(self, slot: WorkerSlot, works: list[Decoding]) -> None:
-        """Decode an image on one worker, for all `works`."""
         job = works[0].job
         memory = decoding_bytes(job.probe, len(job.data), [work.job.recipe for work in works])
         if job.frame is not None:
@@ -268,7 +267,6 @@ class DecodePool:
         batch.works = []  # break the reference cycle, which would keep the image's bytes in memory
 
     async def _order(self, slot: WorkerSlot, batch: DecodeBatch) -> Decoded:
-        """Send the order and wait for the worker's answer. Raises WorkerLost."""
         job = batch.works[0].job
         if job.probe.format != RAW:
             self._metrics.inc("saccade_decodes_total")
@@ -426,7 +424,7 @@ class Decoders:
 
 
 async def _all_ended(works: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait for cancelled tasks to end, even if this call is cancelled meanwhile."""
+    """Wait until cancelled tasks have ended, even if this call is cancelled meanwhile."""
     while not all(work.done() for work in works):
         try:
             await asyncio.wait(works)

@@ -162,7 +162,7 @@ def _limit(memory: int, threads: bool) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Drop all capabilities, including the one to raise hard limits. Raises OSError."""
+    """Drop all capabilities, among them the one to raise hard limits. Raises OSError."""
     head = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
     _check(libc.syscall(syscall_table().capset, head, bytes(24)))
 
@@ -173,7 +173,6 @@ def set_no_new_privs(libc: ctypes.CDLL) -> None:
 
 
 def _filter(libc: ctypes.CDLL, steps: list[Instruction]) -> None:
-    """Install the filter. Raises OSError."""
     try:
         install(libc, steps, SECCOMP_FILTER_FLAG_SPEC_ALLOW)
     except OSError:  # an older kernel, which does not support the flag

@@ -308,7 +308,6 @@ class Supervisor:
             self._answer(worker, answer)
 
     def _begin_thread(self, worker: ImageWorker) -> None:
-        """Decide whether a worker may start a thread."""
         most = worker.order.threads if isinstance(worker.order, Decode) else 0
         if worker.gate is not None and not worker.gate.answer(most):
             self._end(worker)

@@ -174,7 +174,6 @@ def decode(order: Decode, resources: WorkerResources) -> Reason | None:
 
 
 def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> None:
-    """Fill each target from a frame of the video. Raises Undecodable."""
     from saccade.media.formats.container import decode_frames
     from saccade.media.formats.decode import draw_into, turn
 
@@ -209,8 +208,8 @@ def limited_memory(more: int, statm: int) -> Iterator[None]:
 
 @contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """Raise TimeUp once this process has used `seconds` of CPU time. In native code, the exception
-    is raised when that returns to Python.
+    """Raise TimeUp once this process has used `seconds` of CPU time. During a call of C code, the
+    exception is raised when the call returns.
     """
 
     def give_up(*_: object) -> None:

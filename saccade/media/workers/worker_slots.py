@@ -293,9 +293,7 @@ class WorkerSlots:
             ) from error
 
     def settle(self, unsettled: str, tenant: str) -> None:
-        """Assign workers and bytes to `tenant`, once it is known which tenant `unsettled` stands
-        for.
-        """
+        """Assign the workers and bytes of `unsettled` to `tenant`, once the tenant is known."""
         for slot in self._slots:
             if slot.tenant == unsettled:
                 slot.tenant = tenant
@@ -415,7 +413,6 @@ def _readers_of(tenant: str) -> tuple[str, str]:
 
 
 def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:
-    """Write each part at its offset, and close the file descriptor."""
     try:
         for part, (offset, _) in zip(parts, places, strict=True):
             written = 0
@@ -426,7 +423,6 @@ def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]
 
 
 def _take(inbox: int, at: int, nbytes: int) -> bytes:
-    """Read `nbytes` at offset `at`, and close the file descriptor."""
     try:
         return os.pread(inbox, nbytes, at)
     finally:

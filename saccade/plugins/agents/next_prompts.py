@@ -1,6 +1,6 @@
 """Prefills the next prompts of sessions while the engine is idle.
 
-Owns the queue and its limits: one prompt per session, `MAX_OF_CLIENT` per client, `MOST` in total.
+The queue is limited to one prompt per session, `MAX_OF_CLIENT` per client, and `MOST` in total.
 Clients are served round-robin. One prompt is computed at a time, by the engine's rules for idle
 work (`sched/turns.py`), and is cancelled when its session's next request arrives.
 """

@@ -1,9 +1,9 @@
-"""Sessions: conversations in which each request continues the one before, which allows predicting
-the next one.
+"""Sessions: conversations in which each request continues the one before, so that the next one can
+be predicted.
 
-Owns the sessions, their trim rules, and the trust in each client, all within limits. A request
-belongs to a session if it contains the session's last answer, and is from the same client with the
-same salt. Nothing is shared across salts.
+The numbers of sessions, of their trim rules, and of clients are limited. A request belongs to a
+session if it contains the session's last answer, and is from the same client with the same salt.
+Nothing is shared across salts.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class Sessions:
         """Find a request's session, or create one, and learn from its changes.
 
         `opened`: the images of the request's chat in order. `edited`: an edit of the request has
-        shortened the chat. Returns None if the chat is too long to follow, or has no answers left.
+        shortened the chat. Returns None if the chat is too long to follow, or contains no earlier
+        answer.
         """
         chat = request.chat
         if len(chat.messages) > MAX_MESSAGES or not chat.goes_on:
@@ -227,7 +228,9 @@ class Sessions:
     def _cuts(
         self, turn: SessionTurn, answer: Message
     ) -> Iterator[tuple[tuple[Message, ...], TrimRule | None]]:
-        """Yield the known messages of possible next requests, with the rule that predicts them."""
+        """Yield the known messages of possible next requests, each with the rule that predicts
+        them.
+        """
         session, messages = turn.session, turn.chat.messages
         if (asked := find_extra(turn.asked.extras, AskedEdit)) is not None:
             foreseen = asked.edit.foreseen((*messages, answer), turn.edited)
@@ -340,13 +343,13 @@ def _remember(rules: OrderedDict[K, TrimRule], key: K, rule: TrimRule) -> None:
 
 
 def _goes_on(session: ChatSession, known: set[bytes]) -> bool:
-    """Return True if a session's last answer, or else its last message, is among the messages."""
+    """Return True if a session's last answer, or else its last message, is in `known`."""
     answered = any(answer.name in known for answer in session.answers)
     return answered or session.outline[-1].name in known
 
 
 def _likeness(session: ChatSession, known: set[bytes]) -> int:
-    """Count a session's messages that are known, minus those that are not."""
+    """Count a session's messages that are in `known`, minus those that are not."""
     names = {message.name for message in session.outline[-MAX_COMPARED:]}
     return len(names & known) - len(names - known)
 

@@ -64,7 +64,7 @@ def paged_attention(
     for word, meant in more.items():
         if word not in NEUTRAL and meant is not None and meant is not False:
             what = word if isinstance(meant, torch.Tensor) else f"{word} {meant}"
-            raise Unservable(f"{name} asks for {what}, which paged attention does not support")
+            raise Unservable(f"{name} needs {what}, which paged attention does not support")
     if paged is None:
         raise Unservable(f"{name} got no KV cache")
     if not query.shape[-1] == key.shape[-1] == value.shape[-1] == paged.dim:

@@ -66,8 +66,9 @@ AttentionMaskInterface.register(NAME, shown_mask)
 
 
 class PromptAttention:
-    """Attention over one whole prompt, without pages, which records its calls. Implements
-    `nn.protocol.Attention`.
+    """Attention over one whole prompt, without pages. It records its calls.
+
+    Implements `nn.protocol.Attention`.
     """
 
     def __init__(self, text: TextFacts) -> None:
@@ -93,8 +94,8 @@ class PromptAttention:
         heads, kv_heads = self._text.heads, self._text.kv_heads
         if qkv.shape[1] != heads + 2 * kv_heads:
             raise Unservable(
-                f"its layer {layer} asks for attention with {qkv.shape[1]} heads of queries, keys "
-                f"and values; its configuration has {heads} and twice {kv_heads}"
+                f"its layer {layer} calls attention with {qkv.shape[1]} heads in total; its "
+                f"configuration has {heads} query heads, and {kv_heads} each for keys and values"
             )
         split = [heads, kv_heads, kv_heads]
         query, key, value = torch.split(qkv.transpose(0, 1), split)  # [H, T, D]
@@ -136,19 +137,24 @@ def counted_token(
     wanted = [(layer, text.heads + 2 * text.kv_heads) for layer in range(text.layers)]
     if not counted.layers:
         raise Unservable(
-            "its layers do not attend by transformers' common interface, so their keys and values "
-            "cannot be kept in pages"
+            "its layers do not use transformers' attention interface, so their keys and values "
+            "cannot be cached in pages"
         )
     if counted.layers != wanted:
         raise Unservable(
-            f"its layers ask for attention as {counted.layers} (layer, heads), not once each as "
-            f"{wanted}: they keep what pages do not hold"
+            f"its layers call attention as {counted.layers} (layer, heads) instead of once each "
+            f"as {wanted}: their state does not fit into pages"
         )
     windows = text.windows or (None,) * text.layers
     for layer, (sees, window) in enumerate(zip(counted.sees, windows, strict=True)):
         if (sees or text.context_length) != (window or text.context_length) or sees == OTHERWISE:
-            seen = f"the last {sees} tokens" if sees else "tokens by a rule that no cache here has"
+            seen = (
+                f"the last {sees} tokens"
+                if sees
+                else ("tokens by a rule that no KV cache supports")
+            )
             raise Unservable(
-                f"its layer {layer} sees {seen}; its configuration says {window or 'all tokens'}"
+                f"its layer {layer} attends to {seen}; its configuration specifies "
+                f"{window or 'all tokens'}"
             )
     return state

@@ -218,7 +218,7 @@ class Inspector:
             ending = self._child.ending
             self.close()
             raise CheckpointError(
-                f"{self._processor.folder}: the process that asks transformers about it {ending}"
+                f"{self._processor.folder}: the process that loads it with transformers {ending}"
             ) from None
 
     def close(self) -> None:

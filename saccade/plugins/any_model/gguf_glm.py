@@ -155,7 +155,9 @@ def see(source: Source) -> Seen:
 def see_experts(source: Source) -> Seen:
     """Do the same as `see` for a model with experts. Raises CheckpointError."""
     if source.text["use_qk_norm"]:
-        raise source.model.refuse("norms of queries and keys do not go with a vision tower")
+        raise source.model.refuse(
+            "norms of queries and keys are not supported with a vision encoder"
+        )
     return _seen(source, "Glm4vMoe", "glm4v_moe")
 
 

@@ -32,8 +32,8 @@ NEUTRAL = frozenset(
 class Handed:
     """The arguments and result of one call to a decoder.
 
-    A decoder that is called with token IDs computes embeddings itself. If they depend on the IDs
-    only, they are included here.
+    A decoder that is called with token IDs computes embeddings itself. If these depend on the IDs
+    only, they are included.
     """
 
     arguments: Mapping[str, Any]  # by name, without neutral ones
@@ -119,7 +119,7 @@ def find_difference(ours: Handed, theirs: Handed) -> str | None:
     """Return how Saccade's call differs from the model's own, or None if they match."""
     names = sorted(theirs.arguments.keys() - ours.arguments.keys() - {POSITIONS, MASK})
     if names:
-        return f"its decoder is handed {', '.join(names)}, which are not supported"
+        return f"its decoder is called with {', '.join(names)}, which are not supported"
     for name, value in ours.arguments.items():
         own = theirs.arguments.get(name)
         if own is None and (_is_zero(value) or (name == EMBEDDINGS and theirs.states is not None)):
@@ -198,7 +198,7 @@ def _says(name: str, value: Any) -> bool:
 
 
 def _is_zero(value: Any) -> bool:
-    """Return True if token types are all zero, which is the same as omitting them."""
+    """Return True if token types are all zero. Omitting them has the same effect."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.any()
 
 

@@ -119,7 +119,7 @@ class Questions:
         return ModelFacts(self._config.model_type, self._class.__name__, text, images)
 
     def _joints(self, image: SizeFacts) -> Joints:
-        """Return the rules for the tokens between such images and text, and between two images."""
+        """Return the rules for the tokens between an image and text, and between two images."""
         mark, tokens = self._processor.image_token, image.tokens
         blank = PIL.Image.new("RGB", image.size[::-1], (GREY, GREY, GREY))
         theirs = {}
@@ -139,8 +139,8 @@ class Questions:
             text for text, each in theirs.items() if self._written(text, image, Joints()) != each
         )
         raise Unservable(
-            f"its processor makes other tokens of {wrong!r} than those of the letters and of an "
-            "image alone, by a rule that is not known here"
+            f"its processor joins text and images by an unknown rule: the tokens of {wrong!r} "
+            "differ from those of its parts"
         )
 
     def _written(self, text: str, image: SizeFacts, joints: Joints) -> list[int]:
@@ -170,12 +170,12 @@ class Questions:
         try:
             made = ask_image(self._processor, blank)
         except Exception as error:  # processors may raise anything
-            raise Unservable(f"its processor takes no such image: {error}") from error
+            raise Unservable(f"its processor rejects an image of this size: {error}") from error
         tokens = tuple(made["input_ids"][0].tolist())
         if self._content not in tokens:
             raise Unservable(
-                f"its processor puts no token {self._content} into a prompt for {text}, which is "
-                "the image token in config.json"
+                f"its processor does not write the image token {self._content} of config.json "
+                f"into the prompt {text}"
             )
         rule = self._positions
         box = () if rule is None else box_of(rule, made, tokens, self._content)
@@ -207,7 +207,7 @@ def box_of(
         ours, then = counted(len(twice), each, [box_positions(box)] * 2, AXES)
         if (ours == found[:, 0].numpy()).all() and then == len(twice) + int(delta):
             return box
-    raise Unservable("its positions have several axes, by a rule that is not known here")
+    raise Unservable("its positions have several axes, by an unknown rule")
 
 
 def rope_index(config: Any, text: Any) -> Any:
@@ -237,7 +237,9 @@ def tensor_kinds(sizes: Sequence[SizeFacts]) -> tuple[TensorKind, ...]:
     """Return the kinds of the tensors at all these sizes, sorted by name."""
     found = {(t.name, t.dtype, len(t.shape)) for each in sizes for t in each.tensors}
     if len({name for name, *_ in found}) < len(found):
-        raise Unservable("its processor makes tensors of other formats of images of other sizes")
+        raise Unservable(
+            "the number or dtype of its processor's tensors depends on the image's size"
+        )
     return tuple(sorted(found))
 
 
@@ -250,7 +252,7 @@ def pixel_tensors(made: Any) -> list[PixelTensor]:
             dtype = str(value.dtype).removeprefix("torch.")
             found.append(PixelTensor(name, dtype, tuple(value.shape)))
     if not any(each.name.endswith("pixel_values") for each in found):
-        raise Unservable("its processor makes no pixel_values of an image")
+        raise Unservable("its processor returns no pixel_values for an image")
     return found
 
 
@@ -258,7 +260,7 @@ def read_config(folder: Path) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(folder)
     except Exception as error:  # transformers may raise anything
-        raise Unservable(f"transformers does not read it: {said(error)}") from error
+        raise Unservable(f"transformers cannot read it: {said(error)}") from error
 
 
 def seeing_classes() -> set[str]:
@@ -282,8 +284,8 @@ def find_class(config: Any) -> Any:
         if name in known and hasattr(transformers, name):
             return getattr(transformers, name)
     raise Unservable(
-        f"{names[0] or config.model_type} is none of transformers' models of text, or of images "
-        "and text"
+        f"{names[0] or config.model_type} is not a model for text, or for images and text, in "
+        "transformers"
     )
 
 
@@ -292,12 +294,14 @@ def processor_of(own: OwnProcessor) -> Any:
         known = known_choices(load_processor(OwnProcessor(own.folder)))
         processor = load_processor(own)
     except Exception as error:  # transformers may raise anything
-        raise Unservable(f"transformers makes no processor of its files: {said(error)}") from error
+        raise Unservable(
+            f"transformers cannot create a processor from its files: {said(error)}"
+        ) from error
     if not isinstance(vars(processor).get("image_token"), str):
         raise Unservable("its processor has no image_token")
     if unknown := sorted(json.loads(own.choices).keys() - known):
         raise Unservable(
-            f"its processor of images has no {unknown[0]}; it has {', '.join(sorted(known))}"
+            f"its image processor has no option {unknown[0]}; it has {', '.join(sorted(known))}"
         )
     return processor
 
@@ -306,7 +310,7 @@ def content_token(config: Any) -> int:
     """Return the ID of the token that represents each row of an image."""
     said = config.to_dict()
     if not isinstance(said.get("vision_config"), dict):
-        raise Unservable("its images go through no tower that config.json names (vision_config)")
+        raise Unservable("config.json describes no vision encoder for its images (vision_config)")
     for part in (said, said["vision_config"]):
         for name in ("image_token_id", "image_token_index"):
             if isinstance(part.get(name), int):

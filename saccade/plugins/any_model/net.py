@@ -48,16 +48,19 @@ ANY_NAME = "there is no such tensor"
 NO_SOUNDS = "audio is not supported;"
 MERGED = {
     True: "(an adapter for images) is part of its weights, for all requests",
-    False: "is not there: its base weights answer about images, without the adapter made for them",
+    False: (
+        "is missing: the base weights answer about images, without the adapter that was trained "
+        "for them"
+    ),
 }
 SHORT = (
-    "its rotary embedding turns short and long texts otherwise (longrope): the context is the "
-    "short texts'; --family-option rope=long serves all that the model was made for, with the "
-    "factors for long texts from the first token on"
+    "its rotary embedding has different factors for short and long texts (longrope): the context "
+    "is limited to short texts; --family-option rope=long allows the model's full context, with "
+    "the factors for long texts from the first token on"
 )
 LONG = (
-    "rope=long: texts of all lengths are turned by the factors for long ones; transformers' own "
-    "generate turns short texts by others, so that it answers them otherwise"
+    "rope=long: all texts use the factors for long texts; transformers' generate uses other "
+    "factors for short texts, so its answers to them may differ"
 )
 
 
@@ -92,7 +95,7 @@ class AnyText:
         with trial.refusing(spec, trial.OURS):
             linear = isinstance(head, torch.nn.Linear)
             if not linear or head.bias is not None:
-                raise Unservable("its head is no matrix, or has a bias")
+                raise Unservable("its output head is not a matrix, or has a bias")
         seen = images.seen if images else ()
         self.seen = torch.tensor(seen, device=head.weight.device) if seen else None
         self.learned: Learned | None = None
@@ -125,14 +128,13 @@ class AnyText:
             if alike(way.apply(plain), theirs):
                 return way
         raise Unservable(
-            "its logits of one token are not those of its own forward, which does more than is "
-            "computed here"
+            "its own forward pass returns other logits for one token: it has operations that "
+            "Saccade does not support"
         )
 
     def _compare(
         self, trials: Sequence[trial.OwnAnswer], tower: AnyTower | None, spec: AnySpec
     ) -> None:
-        """Raise Unservable if the results of the trial prompts differ here."""
         device = self.embedding.weight.device
         batches = []
         for each in trials:
@@ -154,11 +156,10 @@ class AnyText:
             if each.logits is None or watched.states is None:
                 continue
             if not self._same_logits(watched.states, each.logits):
-                raise Unservable("its logits of a prompt are not those of its own generate")
+                raise Unservable("its logits for a prompt differ from those of its own generate")
             self._compare_step(each, batch.embeddings, spec)
 
     def _compare_step(self, own: trial.OwnAnswer, rows: torch.Tensor, spec: AnySpec) -> None:
-        """Raise Unservable if the result of the decode step after a prompt differs here."""
         assert own.step is not None, "its layers were run"
         prompt = own.prompt.followed_by(own.step.token)
         with watch(self.decoder) as watched:
@@ -168,10 +169,9 @@ class AnyText:
         if why := find_step_difference(watched.handed, own.step.arguments):
             raise Unservable(why)
         if not self._same_logits(watched.states, own.step.logits):
-            raise Unservable("its logits of a decode step are not those of its own generate")
+            raise Unservable("its logits for a decode step differ from those of its own generate")
 
     def _same_logits(self, states: torch.Tensor, theirs: torch.Tensor) -> bool:
-        """Return True if the last token's logits equal the model's own, except for rounding."""
         return alike(self.logits(states[-1:])[0], theirs.float(), LOGITS[states.dtype])
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
@@ -217,7 +217,7 @@ class AnyText:
         return states
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `states` unchanged because they are normalised already."""
+        """Return `states` unchanged because they are normalized already."""
         return states
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -258,10 +258,10 @@ class AnyModel(FamilyModel):
         tower = self._tower(model) if spec.sees_images else None
         text = AnyText(model, tower, spec, weights.ops)
         logger.warning(
-            "%s has no family of Saccade's own: transformers' modules compute it (adapter "
-            "transformers_any), with Saccade's pages and %s kernels for attention alone; a step is "
-            "slower than a family's, images are encoded one by one, and there are no graphs, "
-            "ranks, quantisation or adapters (LoRA)",
+            "%s is not implemented natively: it runs on transformers' modules "
+            "(transformers_any), with Saccade's paged attention and %s kernels. Steps are "
+            "slower, images are encoded one by one, and CUDA graphs, several ranks, quantization "
+            "and adapters (LoRA) are not supported",
             spec.facts.architecture,
             weights.ops.name,
         )
@@ -286,7 +286,7 @@ class AnyModel(FamilyModel):
             )
         except Exception as error:  # transformers may raise anything
             raise CheckpointError(
-                f"{folder}: transformers does not load it: {said(error)}"
+                f"{folder}: transformers cannot load it: {said(error)}"
             ) from error
         merged = merge_adapter(model, folder)
         if self.spec.facts.model_type in DEAF:
@@ -318,5 +318,5 @@ class AnyModel(FamilyModel):
         return {"pretrained_model_name_or_path": None, "config": config, "state_dict": found}
 
     def projection(self, _name: str) -> bool:
-        """Return False, because no matrix is quantised."""
+        """Return False, because no matrix is quantized."""
         return False

@@ -1,7 +1,7 @@
 """Checks whether a server's answers equal transformers' own.
 
-Owns the prompts, the child process that runs transformers' own `generate` (`reference.py`), and the
-comparison. The caller computes the server's answers. Does not import torch.
+A child process runs transformers' own `generate` (`reference.py`). The caller computes the server's
+answers. Does not import torch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ReferenceChild:
             ) from None
         if answer.error:
             raise CheckpointError(
-                f"--parity generate: transformers does not answer: {answer.error}"
+                f"--parity generate: transformers cannot generate the reference: {answer.error}"
             )
         return answer
 
@@ -119,7 +119,7 @@ def compare(ours: Sequence[int], expected: Expected, dtype: str, what: str) -> N
             raise CheckpointError(
                 f"--parity generate: token {place + 1} of the answer to {what} is {own}; "
                 f"transformers' own generate samples {theirs}, {expected.leads[place]:.3g} ahead "
-                "of the next: this model is not served, for its answers would be wrong"
+                "of the next best: the model is not served, because its answers would be wrong"
             )
         return  # after a different token, answers are not comparable
     if len(ours) < len(expected.tokens):

@@ -56,7 +56,7 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
                 asked, ours = await _answer(front, text, size)
             except RequestError as error:
                 raise CheckpointError(
-                    f"--parity generate: {text!r}{shown} is not answered: {error.message}"
+                    f"--parity generate: {text!r}{shown} failed: {error.message}"
                 ) from error
             question = ReferenceQuestion(tuple(asked.request.tokens), size, NEW_TOKENS)
             expected = await asyncio.to_thread(reference.ask, question)

@@ -65,8 +65,8 @@ def write_tensors(
         if made is None or made.shape != each.shape:
             shape = None if made is None else list(made.shape)
             raise ValueError(
-                f"the model's processor has made {each.name} of shape {shape}, and would make "
-                f"{list(each.shape)} of another image of this size"
+                f"the model's processor returned {each.name} with shape {shape}; expected "
+                f"{list(each.shape)} for an image of this size"
             )
         data = np.ascontiguousarray(made, np.dtype(each.dtype)).reshape(-1).view(np.uint8)
         flat[end:start] = 0

@@ -36,7 +36,7 @@ def draw(out: npt.NDArray[np.uint8], argument: str, pixels: npt.NDArray[np.uint8
     except MemoryError:
         raise
     except Exception as error:  # processors may raise anything
-        raise ValueError(f"the model's processor does not take it: {error}") from error
+        raise ValueError(f"the model's processor rejects it: {error}") from error
     write_tensors(out, told.tensors, made)
 
 

@@ -40,8 +40,8 @@ WITHOUT_TORCHVISION = {
 }
 """By name, functions for processors whose image processors require torchvision in transformers."""
 OWN_CODE = (
-    "its files name code of their own (auto_map), which is never run, and transformers has no "
-    "class for them"
+    "its files need their own code (auto_map), which is never run, and transformers has no class "
+    "for them"
 )
 NO_CHOICES = frozenset(
     {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
@@ -65,7 +65,7 @@ def load_processor(own: OwnProcessor) -> Any:
     said.append(names.PROCESSOR_MAPPING_NAMES.get(str(config.get("model_type"))))
     name = next(filter(None, said), None)
     if name is None or not hasattr(transformers, name):
-        raise ValueError(f"it names no processor class of transformers ({name})")
+        raise ValueError(f"its processor class is not in transformers ({name})")
     return processor_class(name).from_pretrained(folder, **choices)
 
 

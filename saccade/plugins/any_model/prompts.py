@@ -126,7 +126,7 @@ def image_prompt(
     plain = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     tokens, spans = spec.expand_prompt(plain, images)
     if list(tokens) != made["input_ids"][0].tolist():
-        raise Unservable("its processor writes other tokens around images than are known here")
+        raise Unservable("its processor writes unknown tokens around images")
     blocks = [spec.image_positions(each.grid) for each in images]
     positions, behind = spec.positions(tokens, spans, blocks)
     inputs = {

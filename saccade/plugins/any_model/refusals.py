@@ -15,8 +15,10 @@ from saccade.plugins.any_model.facts import TextFacts
 
 BOTH_WAYS = "its images use bidirectional attention, which none of its layers requests"
 PREFIX = "its prompts use bidirectional attention, so their KV cannot be cached in pages"
-SEVERAL = "its tower looks at several images at once, so an image has no embedding of its own"
-CROSS = "its images are seen by cross-attention, not in place of tokens"
+SEVERAL = (
+    "its vision encoder attends to several images at once, so an image has no separate embedding"
+)
+CROSS = "its images are used by cross-attention, not as tokens"
 REFUSED = {
     "gemma3": BOTH_WAYS,
     "gemma3n": "it processes audio, and its layers share KV caches",
@@ -30,11 +32,11 @@ REFUSED = {
     "blip-2": "its queries depend on the question",
     "instructblip": "its queries depend on the question",
     "kosmos-2": "its images have tokens of two kinds",
-    "florence2": "it has an encoder, whose output is no cache of pages",
+    "florence2": "it has an encoder, whose output does not fit into KV pages",
     "qwen2_5_omni": "it processes and generates audio",
     "qwen3_omni_moe": "it processes and generates audio",
     "gpt_oss": "it uses attention sinks, which paged attention does not support",
-    "llama4": "its layers see chunks of the context",
+    "llama4": "its layers attend to chunks of the context",
 }
 """By model type, if the configuration has no field for it."""
 HEARING = ("audio_config", "speech_config")
@@ -73,7 +75,8 @@ def refuse_type(config: Any, model: Any) -> None:
         )
     if said.get("is_encoder_decoder"):
         raise Unservable(
-            f"{model.__name__} is not served: it has an encoder, whose output is no cache of pages"
+            f"{model.__name__} is not served: it has an encoder, whose output does not fit into "
+            "KV pages"
         )
     if any(MASKS in vars(each) for each in model.__mro__ if each.__module__.startswith(MODELS)):
         raise Unservable(
@@ -82,8 +85,8 @@ def refuse_type(config: Any, model: Any) -> None:
         )
     if said.get("quantization_config"):
         raise Unservable(
-            f"{model.__name__} is served by transformers' own modules, and these checkpoints are "
-            "not read for them when they are quantised: use the one that is not"
+            f"{model.__name__} runs on transformers' modules, which do not support quantized "
+            "checkpoints: use the unquantized checkpoint"
         )
 
 

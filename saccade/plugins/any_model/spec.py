@@ -53,7 +53,7 @@ MAX_PIXELS = 2**31 - 1
 """No limit: the processor has its own bounds, which cannot be narrowed here."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "depth")
 """The names for the number of layers of a language model or vision encoder."""
-WHOLE = "language model of transformers' own modules"
+WHOLE = "language model (transformers' modules)"
 """What cannot be sharded over ranks, for messages."""
 
 
@@ -94,7 +94,7 @@ class AnySpec:
         if self.facts.text.near is not None:
             rope = choices.pop("rope", rope)
         if rope not in ("long", "short"):
-            has = f"{self.facts.architecture} has rope=long and rope=short"
+            has = f"{self.facts.architecture} supports rope=long and rope=short"
             raise ConfigError(f"--family-option rope={rope}: {has}")
         spec = replace(self, long=rope == "long")
         return spec._with_choices(choices) if choices else spec
@@ -102,7 +102,10 @@ class AnySpec:
     def _with_choices(self, options: Mapping[str, str]) -> AnySpec:
         said = ", ".join(f"{name}={value}" for name, value in options.items())
         if not self.sees_images:
-            raise ConfigError(f"--family-option {said}: {self.facts.architecture} takes text only")
+            raise ConfigError(
+                f"--family-option {said}: {self.facts.architecture} supports only text, so it has "
+                "no image options"
+            )
         choices = {name: _json_or_text(value) for name, value in options.items()}
         processor = replace(self.processor, choices=json.dumps(choices, sort_keys=True))
         try:
@@ -143,7 +146,7 @@ class AnySpec:
             text=((1, WHOLE),),
             heads=text.heads,
             kv_heads=text.kv_heads,
-            encoder=((1, "vision tower of transformers' own modules"),),
+            encoder=((1, "vision encoder (transformers' modules)"),),
             encoder_width=images.hidden if images else 0,
         )
 
@@ -189,8 +192,8 @@ class AnySpec:
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
         if bounds != self.pixel_bounds:
             raise ImageError(
-                "min_pixels and max_pixels are not for this model: its own processor decides how "
-                "images are resized; leave them out"
+                "min_pixels and max_pixels are not supported by this model, whose own processor "
+                "resizes images: omit them"
             )
         recipe, most = self._recipe(self.sizes.facts((height, width))), self.largest_image
         if self._rows(recipe) > most.tokens or recipe.canvas[0] * recipe.canvas[1] > most.pixels:
@@ -234,7 +237,7 @@ class AnySpec:
         return grid[0]
 
     def num_patches(self, grid: Grid) -> int:
-        """The rows of the canvas, which approximate the encoder's cost."""
+        """The rows of the canvas, as an approximation of the encoder's cost."""
         return grid[3]
 
     def expand_prompt(

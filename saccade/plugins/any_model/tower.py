@@ -91,8 +91,8 @@ class AnyTower:
             rows = torch.cat(levels_of(images.deepstack, made), dim=1)
         if rows.shape != (grid[0], self.spec.embedding_width):
             raise CheckpointError(
-                f"{self.spec.facts.architecture} makes {list(rows.shape)} of an image of {grid[2]} "
-                f"x {grid[1]} px, for which its processor writes {grid[0]} tokens of "
+                f"{self.spec.facts.architecture} returned embeddings of shape {list(rows.shape)} "
+                f"for an image of {grid[2]} x {grid[1]} px; expected {grid[0]} tokens of "
                 f"{self.spec.embedding_width} values"
             )
         return rows

@@ -176,13 +176,13 @@ def learned_rows(
             token, row = tokens[place], theirs[place]
             if token not in marks:
                 raise Unservable(
-                    f"its decoder is handed another row at token {place} (id {token}) of a prompt "
-                    "than is made here"
+                    f"its decoder gets a different input at token {place} (id {token}) of a "
+                    "prompt than Saccade computes"
                 )
             if differing_rows(found.setdefault(token, row)[None], row[None]):
-                raise Unservable(f"its decoder is handed rows of its own in place of token {token}")
+                raise Unservable(f"its decoder gets its own inputs instead of token {token}")
     for tokens, theirs, ours in known:
         for place, token in enumerate(tokens):
             if token in found and not differing_rows(ours[place][None], theirs[place][None]):
-                raise Unservable(f"its decoder is handed two kinds of rows for token {token}")
+                raise Unservable(f"its decoder gets two different inputs for token {token}")
     return found

@@ -1,6 +1,6 @@
 """transformers' processors whose image processors require torchvision, for use without it.
 
-Their few calls to torchvision are replaced by calls to torch, which computes them there, too.
+Their few calls to torchvision are replaced by the calls to torch that torchvision would make.
 """
 
 from __future__ import annotations

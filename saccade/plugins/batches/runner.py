@@ -1,8 +1,8 @@
 """Runs batches. Each line is sent to the server's own routes, like any other request.
 
-Decides when lines run: lines and clients' requests in flight are at most `ABREAST`, so that batches
-use idle time. Owns the checks of an input file, and the result files. Runs as one task on the event
-loop, and uses separate threads for disk and databases.
+The lines and the clients' requests in flight are limited to `ABREAST` together, so that batches use
+idle time. The runner also checks input files, and writes result files. It is one task on the event
+loop, with separate threads for disk and databases.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _STREAMED = json_decoder(_Streamed)
 
 
 STREAMED = InvalidRequest(
-    "stream: batches do not stream: omit it", "stream", "unsupported_parameter"
+    "stream: answers of batches are not streamed: omit it", "stream", "unsupported_parameter"
 )
 
 
@@ -151,7 +151,7 @@ class BatchRunner:
         return await self._threads.run(client, partial(self._store.find_batch, id, client.name))
 
     async def page(self, client: Client, paging: Paging) -> list[BatchJob]:
-        """Return a page of the client's batches, like the store."""
+        """Return a page of the client's batches."""
         return await self._threads.run(client, partial(self._store.page, client.name, paging))
 
     async def cancel(self, id: str, client: Client) -> BatchJob:
@@ -398,7 +398,7 @@ def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
 
 def _read(number: int, data: bytes, endpoint: str, largest: int) -> tuple[BatchError | None, str]:
     if len(data) > largest:
-        return BatchError("line_too_long", f"a line has at most {largest} bytes", number), ""
+        return BatchError("line_too_long", f"the limit is {largest} bytes per line", number), ""
     try:
         line = _LINE.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -428,8 +428,8 @@ def _double(held: BufferedBatch, lines: Sequence[InputLine]) -> BatchError:
 
 
 def _body(input: BinaryIO, line: InputLine) -> bytes:
-    """Read a line's body. Call it in a thread, where the check ran, too: the event loop's stack
-    allows less nesting of JSON.
+    """Read a line's body. Call it in a thread, as the check did: the event loop's stack allows less
+    nesting of JSON.
     """
     return bytes(_LINE.decode(os.pread(input.fileno(), line.length, line.start)).body)
 

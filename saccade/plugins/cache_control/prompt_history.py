@@ -1,8 +1,8 @@
 """The recent prompts of each client, by which a miss in the prefix cache can be explained.
 
-Owns copies of tokens and image keys, within a limit on bytes that is fair to clients with few
-prompts. Only prompts with a cache option are stored. The history has all tokens that were computed,
-whether they are still cached or not.
+Only prompts with a cache option are stored, as tokens and image keys. The limit on bytes is fair to
+clients with few prompts. The history has all tokens that were computed, whether they are still
+cached or not.
 
 Prompts are compared only within one client and one salt, so a client learns only about its own
 prompts.
@@ -31,8 +31,6 @@ Shown = tuple[int, int, ImageKey, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Remembered:
-    """A prompt that was computed."""
-
     tokens: npt.NDArray[np.int32]
     shown: tuple[Shown, ...]
     partition: Partition
@@ -48,8 +46,9 @@ class _Remembered:
 
 @dataclass(frozen=True, slots=True)
 class _Likeness:
-    """An earlier prompt with a common prefix of `length`. resized: the prefix ends at an image that
-    both have, in different sizes.
+    """An earlier prompt with a common prefix of `length` tokens.
+
+    resized: the prefix ends at an image that both prompts have, in different sizes.
     """
 
     length: int
@@ -124,7 +123,7 @@ class PromptHistory:
         return miss("never_seen")
 
     def _likest(self, request: Request) -> _Likeness | None:
-        """Return the earlier prompt with the longest common prefix; of equal ones, the latest.
+        """Return the earlier prompt with the longest common prefix, or the latest one of several.
 
         Only prompts with the same salt are compared. Prompts that differ within the first page are
         unrelated, unless the client gives them the same name.

@@ -1,7 +1,7 @@
 """Cache options of requests: pins computed pages, and explains misses.
 
-The caches own pins and pages. This file records the breakpoints that a sequence has passed, selects
-the items to pin, and computes the report in the answer.
+It records the breakpoints that a sequence has passed, selects what the caches should pin, and
+computes the report in the answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loads LoRA adapters from directories (`nn/adapter_files.py`) into a running network.
 
-Owns the numbers of the loaded adapters, and which slots use them. Anything unsupported is rejected
-before a change is made.
+It keeps track of the numbers of loaded adapters, and of the slots that use them. Anything
+unsupported is rejected before the network is changed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class AdapterTable:
         found, nbytes = made or (None, 0)
         fingerprint = found.fingerprint if found else ""
         if not agree(fingerprint, self._like, self._everyone):
-            error = error or f"{change.folder}: another rank could not read it, or read another"
+            error = error or (
+                f"{change.folder}: another rank could not read it, or read different content"
+            )
         if error or found is None:
             self._drop(change.adapter)
             return Changed(error)

@@ -21,7 +21,7 @@ class GivenBack:
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keep the storages of KV pages and states, which only views may share with `tensors`."""
+        """Keep the storages of KV pages and states. Only views may share them with `tensors`."""
         self.asleep: tuple[Memory, ...] = ()
         self._storages = [each.untyped_storage() for each in tensors]
         self._sizes: Sequence[int] = [each.nbytes() for each in self._storages]

@@ -51,7 +51,10 @@ class Renewal:
         other = torch.tensor([float(now != self.digest)], device=like.device)
         tower = bool(self.everyone.all_reduce(other)[0])
         if not error and tower and self.config.embeddings.folder is not None:
-            error = "its vision encoder differs, and --embedding-cache-dir is the old one's"
+            error = (
+                "its vision encoder differs, and --embedding-cache-dir has embeddings of the old "
+                "one"
+            )
         return Renewed(error=error) if error else Renewed(net, now, tower)
 
     def refuses(self, *, graphs: bool, adapters: bool) -> str:
@@ -67,5 +70,8 @@ class Renewal:
                 "the KV cache has the scales of the old weights: start with --kv-cache-dtype auto"
             )
         if self.config.encoder.role != "all":
-            return "other servers have the old vision tower: weights change with --role all"
+            return (
+                "other servers use the old vision encoder: weights can only be changed with "
+                "--role all"
+            )
         return ""

@@ -1,6 +1,6 @@
 """Changes a worker's model between two steps, on all ranks or on none.
 
-Owns the released memory, and the path of the checkpoint whose weights are loaded.
+It keeps track of released memory, and of the checkpoint whose weights are loaded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WorkerChanges:
     def _renew(self, folder: Path | None = None) -> Changed:
         """Load the weights in `folder`, or by default the old ones again."""
         if self._renewal is None:
-            return Changed("this server's weights cannot change")
+            return Changed("this server's weights cannot be changed")
         if why := self._keeps_weights():
             return Changed(why)
         folder = folder or self._renewal.folder
@@ -82,7 +82,7 @@ class WorkerChanges:
     def _keeps_weights(self) -> str:
         """Return the reason why the weights cannot be released or replaced, or ""."""
         if self._renewal is None:
-            return "this server's weights cannot change"
+            return "this server's weights cannot be changed"
         graphs = self._worker.captures or self._worker.images.encoder.captures
         adapters = self._adapters is not None and not self._adapters.empty
         return self._renewal.refuses(graphs=graphs, adapters=adapters)

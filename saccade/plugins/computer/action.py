@@ -1,6 +1,6 @@
-"""Actions on a computer or a browser, independent of any API's or model's format.
+"""Actions on a computer or a browser, in no particular API's or model's format, and their limits.
 
-Owns `Action` and its limits. Coordinates are pixels of the client's screen.
+Coordinates are pixels of the client's screen.
 """
 
 from __future__ import annotations

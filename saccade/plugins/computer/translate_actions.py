@@ -38,7 +38,7 @@ log = logging.getLogger("saccade")
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """A screenshot."""
+    """A screenshot in the chat, before and after it was resized for the model."""
 
     message: int  # the index of its message
     size: Point  # (width, height) of the image
@@ -109,8 +109,8 @@ class TranslateActions:
             return replace(chat, tools=beside if beside != ToolSet() else None)
         if written is not None and beside.tools:
             raise InvalidRequest(
-                f"tools: this model acts on a screen in text ({self._form.name}) and has no place "
-                "for functions beside it: send the computer alone",
+                f"tools: this model writes actions as text ({self._form.name}), which does not "
+                "support other functions: send only the computer",
                 "tools",
                 "unsupported_parameter",
             )
@@ -142,7 +142,6 @@ class TranslateActions:
         return Screen.in_pixels(size, self._resized(size) if shot is None else shot.seen)
 
     def _resized(self, size: Point) -> Point:
-        """Return the (width, height) at which the model gets an image."""
         canvas = self._spec.recipe(size[1], size[0], self._spec.pixel_bounds).canvas
         return canvas[1], canvas[0]
 
@@ -198,8 +197,8 @@ def _check_names(functions: Sequence[Tool], tools: Sequence[Tool]) -> None:
         if tool.name in taken:
             where = f"{tool.place}.name"
             raise InvalidRequest(
-                f"{where}: {tool.name!r} is what this model calls {tools[0].place}: choose another "
-                "name",
+                f"{where}: {tool.name!r} is this model's own name for {tools[0].place}: choose "
+                "another name",
                 where,
             )
 
@@ -216,8 +215,8 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> Any:
 
 
 def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
-    """Return the screenshots, in order. Regions of the screen, which are the results of `zoom`, are
-    not screenshots, nor are the pages of documents.
+    """Return the screenshots, in order. Regions of the screen (results of `zoom`) and pages of
+    documents are not screenshots.
     """
     zoomed = {
         call.get("id")

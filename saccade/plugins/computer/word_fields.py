@@ -279,7 +279,7 @@ def at_most(most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A text, which is the value of an attribute."""
+    """A text: the value of one attribute."""
 
     key: str
     attribute: str
@@ -428,7 +428,7 @@ _WAYS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """Scrolling by direction and number of notches, which is `notches` if there is no `amount`."""
+    """Scrolling by direction and number of notches. The default number is `notches`."""
 
     direction: str
     amount: str = ""

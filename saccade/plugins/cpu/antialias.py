@@ -1,5 +1,5 @@
-"""Antialiased resizing of 8-bit RGB images, bit-identical to PyTorch's. Image workers use it to
-avoid importing PyTorch, which takes a second.
+"""Antialiased resizing of 8-bit RGB images, bit-identical to PyTorch's. With it, image workers need
+not import PyTorch, which takes a second.
 
 Weights are computed as by `_compute_index_ranges_int16_weights` in PyTorch's UpSampleKernel.cpp,
 which follows Pillow: the filter's value for each source pixel within reach, in float64, divided by
@@ -86,8 +86,9 @@ def _aligned(
     size: int,
     taps: int,
 ) -> AxisWeights:
-    """Pad the weights to a multiple of `taps`. Moves the first pixel back if reads would otherwise
-    go beyond the image.
+    """Pad the weights to a multiple of `taps`.
+
+    Moves the first pixel back if padded weights would otherwise read beyond the image.
     """
     most, wanted = rounded.shape
     most += -most % taps

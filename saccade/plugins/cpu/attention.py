@@ -54,7 +54,9 @@ ZEROS = torch.zeros(MAX_HEAD, dtype=BF16)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Implement `long_attention.Softmax`. Imports its kernel here because few models need it."""
+    """Implement `long_attention.Softmax`. Imports the kernel at its first call, because few models
+    need it.
+    """
     from saccade.plugins.cpu.long_attention import softmax_to_bfloat16
 
     return softmax_to_bfloat16(scores)
@@ -62,7 +64,10 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """Which queries see which keys, as in `attention_call.FIELDS`."""
+    """The blocks of queries of an attention call, and the keys that each block attends to.
+
+    `attention_call` describes the columns of `table` (BLOCK_FIELDS).
+    """
 
     rows: torch.Tensor  # [chunks * CHUNK] int64: each key's index in k and v, -1 for padding
     table: torch.Tensor  # [blocks, BLOCK_FIELDS] int64
@@ -89,7 +94,7 @@ def runs(dtype: torch.dtype, dim: int) -> bool:
 def takes(q: torch.Tensor) -> bool:
     """Return True if `attend` supports queries like q on this machine.
 
-    It is then the fastest implementation, except that a few rows with a few keys take some
+    If so, it is the fastest implementation, except for a few rows with a few keys, which take some
     microseconds longer (decision 006).
     """
     return q.device.type == "cpu" and runs(q.dtype, q.shape[-1])
@@ -119,13 +124,13 @@ def functions(dim: int, kind: Isa, kv_dtype: torch.dtype) -> Mapping[str, Functi
 
 @lru_cache(maxsize=16)
 def full_layout(rows: int, keys: int) -> KeyLayout:
-    """Return the layout for `rows` rows that see all `keys` keys."""
+    """Return the layout for `rows` rows that attend to all `keys` keys."""
     return _layout([(0, rows, keys, keys)], [np.arange(keys)])
 
 
 @lru_cache(maxsize=16)  # each layer of a vision encoder needs the same layout
 def segment_layout(lengths: tuple[int, ...]) -> KeyLayout:
-    """Return the layout for consecutive segments whose rows see all keys of their segment.
+    """Return the layout for consecutive segments whose rows attend to all keys of their segment.
 
     lengths: the number of rows in each segment.
     """
@@ -140,11 +145,11 @@ def causal_layout(
     positions: Sequence[npt.NDArray[np.int64]],
     group: int = 1,
 ) -> KeyLayout:
-    """Return the layout for rows that see keys causally.
+    """Return the layout for causal attention.
 
     rows: (first row, number of rows, number of keys) of each sequence. Its rows are the last keys.
-    positions: for each sequence, the indices of its keys in k and v.
-    group: the number of query heads per key head.
+    positions: for each sequence, the indices of its keys in k and v. group: the number of query
+    heads per key head.
     """
     parts = [(first, count, keys, keys - count + 1) for first, count, keys in rows]
     return _layout(parts, positions, group)
@@ -157,8 +162,8 @@ def _layout(
 ) -> KeyLayout:
     """Return the layout for consecutive parts that have separate keys.
 
-    parts: (first row, number of rows, number of keys, keys that the first row sees) of each part.
-        Every further row sees one key more, up to all of them.
+    parts: (first row, number of rows, number of keys, keys that the first row attends to) of each.
+        Every further row attends to one more key, up to all of them.
     positions_of: for each part, the indices of its keys in k and v.
     """
     chunks = [-(-keys // CHUNK) for _, _, keys, _ in parts]
@@ -319,6 +324,5 @@ def _run(function: Function, fields: Mapping[str, int], heads: int, blocks: int)
 
 
 def _aligned(values: int) -> torch.Tensor:
-    """Return bfloat16 [values], aligned to a cache line."""
     memory = torch.empty(values + 32, dtype=BF16)
     return memory[-memory.data_ptr() % 64 // 2 :][:values]

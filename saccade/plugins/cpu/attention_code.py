@@ -110,7 +110,7 @@ def _row_offset(b: Value, row: Value, stride: Value, head: Value, fold: Value) -
 
 
 class _Attend:
-    """Emits the function `attend`. A work block is a block of one head's query rows."""
+    """Emits the function `attend`, whose work blocks are blocks of one head's query rows."""
 
     def __init__(self, module: Value, dim: int, kind: Isa, pack_chunk: Value, fetch: Value) -> None:
         self._steps, self._columns = steps, columns = steps_of(dim), columns_of(dim)
@@ -179,12 +179,10 @@ class _Attend:
         task.end_block()
 
     def _visible_keys(self, row: Value) -> Value:
-        """Return the number of keys that a row of the block sees."""
         b, block = self._b, self._block
         return _least(b, block["keys"], b.add(block["seen"], b.sdiv(row, self._args["fold"])))
 
     def _attend_all(self) -> None:
-        """Attend with all rows of the block to all their keys."""
         b, count = self._b, self._count
         max_keys = self._visible_keys(b.sub(count, i64(1)))
         chunk = b.add(b.mul(self._key_head, self._args["chunks"]), self._block["chunk"])
@@ -488,7 +486,7 @@ class _MatMul:
             self._variants.append((most, function))
 
     def __call__(self, b: Value, rows: Value, arguments: Sequence[Value]) -> None:
-        """Multiply at least the first `rows` rows, and up to ROW_TILE."""
+        """Multiply the first `rows` rows. May multiply further ones, up to ROW_TILE."""
         after = b.append_basic_block()
         for most, function in self._variants[:-1]:
             few, more = b.append_basic_block(), b.append_basic_block()
@@ -570,7 +568,7 @@ def _avx512_matmul(
     band_rows: int,
     bands: int,
 ) -> Value:
-    """Multiply like `_amx_matmul`, but with AVX512-BF16 and for `bands` * `band_rows` rows."""
+    """Multiply as `_amx_matmul` does, but with AVX512-BF16 and for `bands` * `band_rows` rows."""
     b, (rows, tiles, out, count) = new_function(module, name, PTR, PTR, PTR, I64)
     dot = declare_intrinsic(
         module, "llvm.x86.avx512bf16.dpbf16ps.512", V16F32, V16F32, V32BF16, V32BF16

@@ -1,8 +1,8 @@
 """Compiled equivalents of small PyTorch operations, for use in captured steps (`capture.py`), where
 the overhead of calling PyTorch exceeds the work of the operation.
 
-Results are bit-identical to PyTorch's. Operations without an equivalent here are left to PyTorch.
-The cosine is one of them, since PyTorch computes it with MKL.
+Results are bit-identical to PyTorch's. PyTorch runs all other operations, such as the cosine, which
+it computes with MKL.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ def find_compiled_op(
 
 
 def _call(kernel: Kernel, *numbers: int) -> MachineCall:
-    """Return the call of a kernel with a single work item."""
     return kernel.function, [0, 1, *numbers]
 
 

@@ -21,7 +21,7 @@ from saccade.plugins.cpu.numba_call import CHANNELS, COLUMNS, NO_SLOT
 
 @dataclass(frozen=True, slots=True)
 class SequentialRows(StateRows):
-    """Rows of a batch, which kernels read from the batch's tensors. So `host` is empty."""
+    """Rows of a batch. Kernels read them from the batch's tensors, so `host` is empty."""
 
     # [R] int64: the slot that each row's final state is also copied to, or `NO_SLOT`. `None`: none
     # is copied.
@@ -35,7 +35,7 @@ class SequentialRows(StateRows):
         return cls(q_starts, kv_lengths, lines, singles)
 
     def with_kept(self, kept: Mapping[int, int]) -> SequentialRows:
-        """Return the same rows, where the final states of some are also copied.
+        """Return the same rows, with copies of the final states of some.
 
         kept: the target slot, by the index of the row's first token in the batch.
         """

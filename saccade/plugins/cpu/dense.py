@@ -1,8 +1,7 @@
 """Batch-invariant bfloat16 GEMM on weights packed in panels of 32 outputs, with AMX or AVX512-BF16.
 
-oneDNN chooses the reduction order by the batch size and the number of threads. Here, a row's
-results are bit-identical for any batch and any number of threads. `dense_code.py` emits the
-kernels.
+A row's results are bit-identical for any batch and any number of threads. (oneDNN's are not: it
+chooses the reduction order by both.) `dense_code.py` emits the kernels.
 """
 
 from __future__ import annotations

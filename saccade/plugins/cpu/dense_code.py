@@ -74,8 +74,6 @@ def assembly(triple: str, tiled: bool) -> str:
 
 
 class _WorkItem:
-    """The pointers and sizes of a claimed block of work."""
-
     def __init__(self, task: WorkQueue, on_exit: Callable[[], object] = lambda: None) -> None:
         """Claim a block. on_exit: as in `WorkQueue.next_block`."""
         b, args = task.b, task.args

@@ -23,7 +23,7 @@ SHARED_VALUES = 1 << 15
 
 
 class CallListener(Protocol):
-    """It is called after each run of a kernel while it is in `LISTENERS`."""
+    """A function that is called after each run of a kernel, while it is in `LISTENERS`."""
 
     def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None: ...
 
@@ -34,9 +34,8 @@ LISTENERS: list[CallListener] = []
 def run_on_threads(function: Any, call: ctypes.Array[ctypes.c_int64], pieces: int) -> None:
     """Run `function` on PyTorch's threads, but on no more than `pieces` of them.
 
-    function: a ctypes function that takes the address of `call`.
-    call: its arguments; the first is the counter of claimed work items, which the function changes.
-    pieces: the number of work items.
+    function: a ctypes function that takes the address of `call`. call: its arguments. The first one
+    is the counter of claimed work items, and is changed. pieces: the number of work items.
     """
     threads = min(torch.get_num_threads(), pieces)
     if threads > 1 and (begin := parallel()) is not None:

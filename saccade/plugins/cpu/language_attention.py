@@ -38,7 +38,9 @@ class X86Attention(SdpaAttention):
         return self._decoding(host, first) if self._compiled else super()._shared(host, first)
 
     def _few(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do the same as `_shared` for rows with few tokens each. Reads their KV pages in place."""
+        """Do the same as `_shared` for rows with few tokens each, whose KV pages are read in
+        place.
+        """
         begin, end, width = host.starts[first], first, host.rows.page_table.shape[1]
         rows = []
         while end < len(host.lengths):

@@ -1,5 +1,5 @@
-"""Fused layer operations in bfloat16 on CPUs. Each makes one pass over its input and keeps the
-intermediate values in registers, which PyTorch would write to memory.
+"""Fused layer operations in bfloat16 on CPUs. Each makes one pass over its input, and keeps
+intermediate values in registers, where PyTorch would write them to memory.
 
 Imported only if used (`ops.X86Ops`).
 """
@@ -92,7 +92,10 @@ def _normed(
     parameters: tuple[torch.Tensor, ...],
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + delta, and its norm. parameters: the norm's weight, and its bias if it has one."""
+    """Return x + delta, and its norm.
+
+    parameters: the norm's weight, and its bias if it has one.
+    """
     assert x.is_contiguous() and all(parameter.is_contiguous() for parameter in parameters)
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     normed = torch.empty_like(x)

@@ -93,7 +93,7 @@ _ENGINES: list[Any] = []
 
 
 def _source_text(name: str) -> str:
-    """Return a module's source without importing it, since it may import a compiler."""
+    """Return a module's source without importing the module, which may import a compiler."""
     found = find_spec(name if "." in name else f"{__package__}.{name}")
     assert found is not None and found.origin is not None
     return Path(found.origin).read_text()

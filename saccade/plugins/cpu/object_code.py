@@ -100,8 +100,6 @@ def _symbols(table: _Section, names: memoryview) -> list[_Symbol]:
 
 
 class _Memory:
-    """Memory pages: writable data, then executable code."""
-
     def __init__(self, writable: int, runnable: int) -> None:
         self.border = -(-writable // mmap.PAGESIZE) * mmap.PAGESIZE
         self._pages = mmap.mmap(-1, self.border + runnable)

@@ -1,5 +1,5 @@
-"""Helpers for matrices that are packed in panels: memory in huge pages, which causes fewer TLB
-misses; the number of panels to pack at a time; and biases padded to full panels.
+"""Helpers for matrices that are packed in panels: memory in huge pages, to reduce TLB misses; the
+number of panels to pack at a time; and biases padded to full panels.
 """
 
 from __future__ import annotations

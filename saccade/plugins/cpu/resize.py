@@ -39,7 +39,7 @@ class AxisWeights:
 
 @cache
 def vector_bytes() -> int:
-    """Return the size of the CPU's vectors in bytes, or 0 if resizing is not supported here."""
+    """Return the size of the CPU's vectors in bytes, or 0 if resizing is not supported on it."""
     if platform.machine() != "x86_64" or find_spec("llvmlite") is None:
         return 0
     return next((size for size, name in WIDE if name in cpu_info.flags()), 0)
@@ -105,12 +105,11 @@ def _run(function: str, target: Pixels, source: Pixels, weights: AxisWeights, co
 
 
 def _back_to_back(pixels: Pixels) -> bool:
-    """Return True if each row is contiguous. Rows may have any stride."""
+    """Return True if the pixels of each row are contiguous. Rows may have any stride."""
     return pixels.strides[2] == 1 and (pixels.shape[1] == 1 or pixels.strides[1] == PIXEL)
 
 
 def _padded(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Return the image padded with black at the bottom and at the right."""
     image = np.zeros((*size, PIXEL), np.uint8)
     image[: pixels.shape[0], : pixels.shape[1]] = pixels
     return image

@@ -64,7 +64,7 @@ class Vectors:
         )
 
     def weighed(self, b: Value, pairs: Value, weights: Value, sums: Value) -> Value:
-        """Return sums plus, for each pair of 16-bit values, their weighted sum (`pmaddwd`)."""
+        """Add the weighted sum of each pair of 16-bit values to `sums` (`pmaddwd`)."""
         shorts = [b.bitcast(each, self.shorts) for each in (pairs, weights)]
         return b.add(sums, b.call(self._multiply, shorts))
 
@@ -99,7 +99,6 @@ class Vectors:
 
 
 def _begin(module: Value, name: str) -> tuple[Value, dict[str, Value]]:
-    """Start a function. Returns its builder, and its arguments by name."""
     function = ir.Function(module, ir.FunctionType(VOID, [PTR]), name)
     b = ir.IRBuilder(function.append_basic_block())
     said = {
@@ -110,7 +109,9 @@ def _begin(module: Value, name: str) -> tuple[Value, dict[str, Value]]:
 
 
 def _half(b: Value, vectors: Vectors, said: dict[str, Value]) -> tuple[Value, Value]:
-    """Return vectors of the shift, and of 0.5 in fixed point, which rounds a sum to nearest."""
+    """Return a vector of the shift, and a vector of 0.5 in fixed point, which makes sums round to
+    nearest.
+    """
     shift = b.trunc(said["shift"], I32)
     half = b.shl(ir.Constant(I32, 1), b.sub(shift, ir.Constant(I32, 1)))
     return vectors.repeated(b, shift), vectors.repeated(b, half)
@@ -162,7 +163,6 @@ def _resize_width(module: Value, vectors: Vectors) -> None:
 
 
 def _four_pixels(module: Value, b: Value, source: Value) -> Value:
-    """Load four pixels, without reading beyond them."""
     four, bits = ir.VectorType(I32, 4), ir.VectorType(I1, 4)
     part = declare_intrinsic(module, "llvm.masked.load.v4i32.p0", four, PTR, I32, bits, four)
     nothing = ir.Constant(four, [0] * 4)
@@ -170,7 +170,6 @@ def _four_pixels(module: Value, b: Value, source: Value) -> Value:
 
 
 def _beside(b: Value, vectors: Vectors, parts: list[Value]) -> Value:
-    """Concatenate several vectors to one vector of bytes."""
     while len(parts) > 1:
         count = 2 * parts[0].type.count
         order = ir.Constant(ir.VectorType(I32, count), list(range(count)))
@@ -179,7 +178,7 @@ def _beside(b: Value, vectors: Vectors, parts: list[Value]) -> Value:
 
 
 def _colours(b: Value, vectors: Vectors, pixels: Value, first: int) -> Value:
-    """Return two adjacent pixels as pairs of 16-bit values, one pair for each colour."""
+    """Return two adjacent pixels as pairs of 16-bit values, one pair for each color."""
     here, there = PIXEL * first, PIXEL * (first + 1)
     places: list[int] = []
     for colour in range(PIXEL):

@@ -1,7 +1,7 @@
 """Numba code of the kernel of `sample.py`, compiled at first use (`kernel_object.py`).
 
-A token's weight is a float between 0 and 1, and its pattern is the bits of the weight as an
-integer. Patterns have the same order as weights.
+A token's weight is a float from 0 to 1. Its pattern is the weight's bits as an integer, so patterns
+have the same order as weights.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -84,7 +84,6 @@ def _tile(b: Value, said: dict[str, Value], index: Value) -> tuple[Value, Value]
 
 
 def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
-    """Return the number of inputs in a group, and the total number of inputs."""
     group = mul(b, said["steps"], UNROLLED * 4 * 8 // bits)
     return group, b.mul(group, said["groups"])
 
@@ -264,9 +263,9 @@ def _gemm(module: Value, bits: int) -> None:
 def _tiled_gemm(module: Value) -> None:
     """Emit the variant of `product_8` for large batches, with AMX.
 
-    Here `base` is the total number of rows, and `tiles` the number of blocks of TILE_ROWS rows. A
-    work block is TILE_PANELS panels. Sums are exact integers, so results are bit-identical to
-    `product_8`.
+    In this variant, `base` is the total number of rows, and `tiles` the number of blocks of
+    TILE_ROWS rows. A work block is TILE_PANELS panels. Sums are exact integers, so results are
+    bit-identical to `product_8`.
     """
     task = WorkQueue(
         module, TILED, FIELDS, POINTERS, [TILE_ROWS * PANEL_VECTORS * CACHE_LINE_BYTES]

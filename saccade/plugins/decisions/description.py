@@ -12,7 +12,8 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/v1/decisions",
-            "Probabilities of answers to many questions about one input, as OpenAI's API has it",
+            "Return the probabilities of answers to many questions about one input, as in "
+            "OpenAI's API",
             "DecisionsRequest",
             "Decision",
             {

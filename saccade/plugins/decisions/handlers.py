@@ -1,6 +1,6 @@
 """POST /v1/decisions: questions about one input, which is computed once.
 
-Owns the handler. `read.py` reads bodies, and `write.py` writes responses.
+`read.py` reads bodies, and `write.py` writes responses.
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ def _messages(raw: msgspec.Raw, defaults: PartDefaults, context_length: int) -> 
         place = f"input[{index}]"
         for found in read_items(each, place):
             if isinstance(found.item, ReferenceItem | bytes):
-                raise InvalidRequest(f"{place}: no earlier response is read here", place)
+                raise InvalidRequest(
+                    f"{place}: references to earlier responses are not supported", place
+                )
             reader.add_item(found.item, place, found.where)
     if not reader.messages:
         raise InvalidRequest("input: the list is empty", "input")
@@ -124,7 +126,7 @@ def _question(raw: msgspec.Raw, place: str) -> Question:
     else:
         return question
     if len(set(named)) < len(named):
-        raise InvalidRequest(f"{place}.{field}: two of them are the same", f"{place}.{field}")
+        raise InvalidRequest(f"{place}.{field}: two of them are equal", f"{place}.{field}")
     return question
 
 

@@ -1,6 +1,6 @@
 """The response of POST /v1/decisions.
 
-Owns its format, and converts the labels' logits to probabilities, normalised over the labels.
+Probabilities are computed from the labels' logits, and normalized over the labels.
 """
 
 from __future__ import annotations

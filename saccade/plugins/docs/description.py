@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from saccade.api.description import ApiOperation, Description
 
-OPERATIONS = Description((ApiOperation("get", "/docs", "This description, to be read"),))
+OPERATIONS = Description((ApiOperation("get", "/docs", "This API description as a web page"),))

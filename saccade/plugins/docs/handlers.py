@@ -1,6 +1,6 @@
 """GET /openapi.json, and GET /docs, which shows it as a page.
 
-Owns the page's files (`web/`) and their Content-Security-Policy.
+The page's files are in `web/`.
 """
 
 from __future__ import annotations

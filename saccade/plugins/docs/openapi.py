@@ -2,7 +2,7 @@
 accept: operations have names, groups and summaries, lists have item types, and enum values have
 distinct names.
 
-The core and each plugin provide a `Description` of their operations. Independent of requests.
+The core and each plugin provide a `Description` of their operations.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from saccade.front.unread_fields import IgnoredFields, SpokenAnswer, Unsupported
 from saccade.plugin import Plugin
 
 _ABOUT = (
-    "A server for models that read text, images, PDFs and videos. It speaks the APIs of OpenAI and "
-    "Anthropic, and it keeps the work on an image: sent again, an image costs a hash."
+    "A server for models that read text, images, PDFs and videos. It has the APIs of OpenAI and "
+    "Anthropic. A repeated image costs only a hash."
 )
 _EVENTS = "Server-sent events, if the request sets stream: each is `data:` and a JSON text."
 
@@ -68,7 +68,7 @@ def describe(plugins: tuple[Plugin, ...]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        "servers": [{"url": "/", "description": "The server that this document is of"}],
+        "servers": [{"url": "/", "description": "The server that this document describes"}],
     }
     _complete(document["components"])
     return document
@@ -101,7 +101,7 @@ def _components(described: Sequence[Description]) -> Components:
 
 
 def _leave_out_unread(components: Components) -> None:
-    """Remove the fields that must be empty, and those that are ignored."""
+    """Remove fields that must be empty, and fields that are ignored."""
     unread = [components.pop(kind.__name__) for kind in (UnsupportedFields, IgnoredFields)]
     del components[SpokenAnswer.__name__]
     for shape in components.values():
@@ -118,7 +118,6 @@ def _raw(kind: type[Any]) -> dict[str, Any]:
 
 
 def _add_bounds(group: Schema) -> None:
-    """Add the bounds of sampling options."""
     bounds = {name: (least, most) for name, (_, least, most) in SAMPLING_BOUNDS.items()}
     bounds["max_tokens"] = (NO_LIMIT, bounds["max_tokens"][1])
     for name, (low, high) in bounds.items():

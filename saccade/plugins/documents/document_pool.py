@@ -1,10 +1,9 @@
 """Reads documents in separate image workers, which malicious files may crash: the sizes of pages,
 their text, and their pixels.
 
-Owns the queue of these workers. A job is one page, so that clients are served round-robin page by
-page. Sizes are fast to read, and have separate workers. CPU time is limited per page and per
-document. A file that exceeds it, or crashes a worker, is rejected for a while. The workers start
-with the first document.
+A job is one page, so that clients are served round-robin page by page. Sizes are fast to read, and
+have separate workers. CPU time is limited per page and per document. A file that exceeds it, or
+crashes a worker, is rejected for a while. The workers start with the first document.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from saccade.media.workers.worker_slots import (
 )
 
 PAGE_BYTES = 512 * MIB
-"""Memory for a page in addition to the file, enough for a scan of 100 Mpx in colour."""
+"""Memory for a page in addition to the file, enough for a scan of 100 Mpx in color."""
 OUTBOX_BYTES = 256 * MIB
 """Maximum size of the result of one page."""
 MAX_FILE_PAGES = 10_000
@@ -107,9 +106,10 @@ class _Work:
 
     @property
     def use(self) -> str:
-        """The name of the content that is rejected if this job fails. If drawing a page is too
-        slow, its text and other pages may still be read, and if a region is too slow, so may the
-        whole page.
+        """The key under which this use of the file is rejected after a failure.
+
+        If drawing a page is too slow, its text and other pages may still be read. If a region is
+        too slow, so may the whole page.
         """
         if self.page is None:
             return "sizes"
@@ -335,7 +335,7 @@ class _Readers:
         part = page is not None and page.drawing is not None and page.drawing.box is not None
         less = "use a smaller max_pixels" if part else "send pages that are simpler, or fewer"
         return ImageError(
-            f"{what} more than {seconds:g} s of processor time: {less}, or start the server with a "
+            f"{what} more than {seconds:g} s of CPU time: {less}, or start the server with a "
             "larger --tune decode_timeout=SECONDS",
             code="document_too_large",
         )

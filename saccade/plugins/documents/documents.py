@@ -1,8 +1,8 @@
 """Documents: PDFs whose pages a model sees as text, as images, or both.
 
-Owns the hashes of pages, and the metadata of files: the sizes of pages, their text, and the hashes
-of their images, so that a repeated file costs only a hash. A page's image is identified by the hash
-of its pixels, so the same page in two files is one image. Metadata are not shared between tenants.
+The metadata of files are cached (the sizes of pages, their text, and the hashes of their images),
+so that a repeated file costs only a hash. A page's image is identified by the hash of its pixels,
+so the same page in two files is one image. Metadata are not shared between tenants.
 `page_drawing.py` decides the size at which a page is drawn, and `document_pool.py` reads files.
 """
 
@@ -60,7 +60,7 @@ _NAMES = msgpack_decoder(list[Name])
 
 @dataclass(slots=True)
 class _Known:
-    """What is known about a file's pages. `None` means unknown or not requested."""
+    """Cached metadata of a file's pages. `None` means unknown or not requested."""
 
     texts: list[str] | None = None
     names: list[bytes] | None = None
@@ -124,7 +124,7 @@ def _check_readable(data: bytes, param: str) -> None:
     kind = next((kind for start, kind in OFFICE.items() if data.startswith(start)), None)
     if kind is not None and PDF not in data[:HEAD_BYTES]:
         raise InvalidRequest(
-            f"{param}: the file is {kind}: convert to PDF, and send that",
+            f"{param}: the file is {kind}: convert it to PDF, and send the PDF",
             param,
             "unsupported_document",
         )
@@ -191,7 +191,7 @@ class Documents:
             )
         if source.region is not None and len(shown) > 1:
             raise InvalidRequest(
-                f"{source.region.param}: the PDF has {len(sizes)} pages: name the region's with "
+                f"{source.region.param}: the PDF has {len(sizes)} pages: set page to the region's "
                 "page, counted from 1",
                 source.region.param,
             )

@@ -1,7 +1,6 @@
 """Decides how a page is drawn: at which size, and which region of it is kept.
 
-Owns the scales. A region has a separate scale, so that it is drawn in more detail than the whole
-page.
+A region has a separate scale, so that it is drawn in more detail than the whole page.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class PageSize:
         return PageDrawing((rows, columns), Box(y, x, y + part[0], x + part[1]))
 
     def _usual(self, budget: Budget) -> float:
-        """Return the pixels per point, before the model's bounds are applied."""
         return PIXELS_PER_INCH[budget.detail] / POINTS
 
     def _box(self, region: ImageRegion) -> tuple[float, float, float, float]:
@@ -92,7 +90,7 @@ class PageSize:
             return float(region.top), float(region.left), bottom, right
         given = [region.left, region.top, region.right, region.bottom]
         raise ImageError(
-            f"{region.param}: {given} is no part of the page: {self._told}: send [x0, y0, x1, y1] "
+            f"{region.param}: {given} is not inside the page: {self._told}: send [x0, y0, x1, y1] "
             f"with 0 <= x0 < x1 <= {most_x} and 0 <= y0 < y1 <= {most_y}, in points",
             region.param,
             "invalid_region",

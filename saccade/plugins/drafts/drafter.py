@@ -1,8 +1,8 @@
 """Proposes draft tokens for a sequence, as many as are worth their cost in the step.
 
-Owns the stored answers about images, the statistics of draft tokens, and the measured cost of one
-more row in a batch. A wrong draft token costs a row, but does not change the answer: each token is
-sampled as it would be without drafts (`speculative.py`).
+Proposals depend on earlier answers about the same images, on how many draft tokens were accepted,
+and on the measured cost of one more row in a batch. A wrong draft token costs a row, but does not
+change the answer: each token is sampled as it would be without drafts (`speculative.py`).
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ causes.
 
 
 class Untried(NamedTuple):
-    """A draft token that was too unlikely to be tried: `token` at index `place`. It is compared
-    with the token that is sampled there.
+    """A draft token that was too unlikely to be tried: `token` at index `place`.
+
+    It is compared with the token that is sampled there.
     """
 
     place: int
@@ -137,15 +138,15 @@ class Drafter:
     def allows(self, request: Request) -> bool:
         """Return True if drafts do not change the tokens sampled.
 
-        They may with an adapter, whose results depend on neighbouring rows.
+        They may with an adapter, whose results depend on neighboring rows.
         """
         return request.reading is None and not request.adapter.number
 
     def propose(
         self, sequence: Sequence, speculation: Speculation, budget: int, rows: int
     ) -> list[int]:
-        """Return up to `budget` draft tokens to follow the first token of the next row, which may
-        be unknown.
+        """Return up to `budget` draft tokens to follow the first token of the next row. That token
+        may still be unknown.
 
         rows: the number of rows in the step without draft tokens.
         """

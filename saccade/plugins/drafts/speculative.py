@@ -1,8 +1,8 @@
 """Draft tokens in steps: their rows, their masks, and which of them are accepted.
 
-Owns each run's draft tokens, and the slots in the workers' state memory for the states between
-them. `drafter.py` proposes the tokens. A draft token is accepted if the row before it was accepted
-and has sampled it. A run with draft tokens in flight waits for their result.
+`drafter.py` proposes draft tokens, and this module plans and checks them. A draft token is accepted
+if the row before it was accepted and has sampled it. A run with draft tokens in flight waits for
+their result.
 
 Each row of a run, draft or not, has one state after it. The last state stays in the run's slot, and
 the others are stored in extra slots. Once the tokens are sampled, the run resumes from the state

@@ -1,10 +1,10 @@
 """The scheduler of a server that only encodes: each request gets the embedding of one image.
 
-    waiting ──image encoded, space──▶ running ──copied to the arena──▶ sending ──abort──▶ freed
+waiting ──image encoded, space──▶ running ──copied to the arena──▶ sending ──abort──▶ freed
 
-Owns its sequences, and the part of the arena for embeddings to be sent. Pixels use the rest, so
-that neither can fill the whole arena. `image_scheduler.py` schedules images as it does for a
-language model: an image is encoded once for any number of requests.
+One part of the arena is reserved for embeddings to be sent, and pixels use the rest, so that
+neither can fill the whole arena. `image_scheduler.py` schedules images as it does for a language
+model: an image is encoded once for any number of requests.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class EncodeScheduler:
         if aligned(nbytes) > self._capacity or not self.image_scheduler.slots.fits(image):
             most = self._capacity // (1 << 20)
             error = (
-                f"the image's embedding has {nbytes} bytes; this server holds {most} MiB of them, "
-                "and as much of pixels: start it with a larger --tune arena_mb=MIB"
+                f"the image's embedding has {nbytes} bytes; the limit is {most} MiB for all "
+                "embeddings: start the server with a larger --tune arena_mb=MIB"
             )
             return [Delta(request.id, finish="error", error=error, code="too_large")]
         if not self._consistent(request):
-            error = "this image is known with another number of tokens"
+            error = "this image is cached with a different number of tokens"
             return [Delta(request.id, finish="error", error=error, code="wrong_settings")]
         sequence = Sequence(request, self.counts.requests)
         sequence.matched = 0
@@ -207,7 +207,6 @@ class EncodeScheduler:
         return found
 
     def _note(self, sequence: Sequence, place: Place) -> None:
-        """Record where the image was found."""
         key = sequence.request.images[0].key
         if (encoded := sequence.encoded.get(key)) is not None:
             missed, source, tiles = encoded

@@ -224,7 +224,6 @@ class Encoders:
                 log.warning("--encoders: %s", error)
 
     def _name(self, urls: Sequence[str]) -> None:
-        """Replace the list of encoders. Raises ConfigError."""
         before = self._encoders
         every = [before.get(url) or _Encoder(url) for url in urls]
         self._encoders = {each.name: each for each in every}
@@ -292,11 +291,15 @@ class Encoders:
         target = self._arena.flat(slot.offset, nbytes)
         async for piece in pieces:
             if came + len(piece) > nbytes:
-                raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes goes on after them")
+                raise NoEmbedding(
+                    "damaged", (f"its response is longer than the embedding ({nbytes} bytes)")
+                )
             target[came : came + len(piece)] = piece
             came += len(piece)
         if came != nbytes:
-            raise NoEmbedding("damaged", f"an embedding of {nbytes} bytes ends after {came}")
+            raise NoEmbedding(
+                "damaged", (f"its response has {came} bytes; the embedding has {nbytes}")
+            )
         if error := await asyncio.to_thread(_fault, target, given):
             raise NoEmbedding("damaged", error)
 

@@ -24,8 +24,8 @@ RESULT_HEADER = "x-saccade-embedding"
 class EmbeddingRequest:
     """A request for the embedding of `image` by the vision encoder `tower`.
 
-    The encoder derives the preprocessing settings from the other fields, which are from the
-    client's request.
+    The other fields are from the client's request. The encoder derives the preprocessing settings
+    from them.
     """
 
     image: Image
@@ -40,7 +40,7 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """The header of an embedding."""
+    """The header that an encoder sends before an embedding's bytes."""
 
     tower: Tower
     num_tokens: int

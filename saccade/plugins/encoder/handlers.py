@@ -76,10 +76,10 @@ class EmbeddingHandler:
         image, mine = wanted.image, self._front.check_ready().tower
         if wanted.tower != mine:
             raise OtherTower(
-                f"the embedding of the vision tower {_name(wanted.tower.fingerprint)} is wanted, "
-                f"in {wanted.tower.dtype}; this server's is {_name(mine.fingerprint)}, in "
-                f"{mine.dtype}: give both servers the same checkpoint, --dtype, --device and "
-                "--patch-embed, on the same kind of CPU or GPU"
+                f"the request is for the vision encoder {_name(wanted.tower.fingerprint)} in "
+                f"{wanted.tower.dtype}; this server has {_name(mine.fingerprint)} in "
+                f"{mine.dtype}: use the same checkpoint, --dtype, --device and --patch-embed for "
+                "both servers, on the same type of CPU or GPU"
             )
         if tokens != image.num_tokens:
             raise InvalidRequest(f"{REQUEST_HEADER}: invalid image", REQUEST_HEADER)
@@ -126,8 +126,8 @@ class EmbeddingHandler:
         (opened,) = found.images
         if opened.image != wanted.image:
             raise OtherTower(
-                "the image is another by what this server makes of its bytes and its settings: "
-                "give both servers the same checkpoint",
+                "this server derives another image from the bytes and settings: use the same "
+                "checkpoint for both servers",
                 code="wrong_settings",
             )
         return opened
@@ -171,8 +171,8 @@ def source_of(wanted: EmbeddingRequest, body: bytes, rules: VideoRules | None) -
     most = rules.frames if rules else 0
     if not 1 <= len(sizes) <= min(most, count) or min(sizes) < 1 or sum(sizes) != len(body):
         raise InvalidRequest(
-            f"{REQUEST_HEADER}: nbytes is {str(sizes)[:100]}: it must be the sizes of 1 to {most} "
-            f"frames, which the body's {len(body)} bytes are",
+            f"{REQUEST_HEADER}: nbytes is {str(sizes)[:100]}: it must list the sizes of 1 to "
+            f"{most} frames, whose sum is the body's {len(body)} bytes",
             REQUEST_HEADER,
         )
     if count > MAX_FRAMES:
@@ -191,8 +191,8 @@ def source_of(wanted: EmbeddingRequest, body: bytes, rules: VideoRules | None) -
 
 def _too_large(field: str, number: int) -> InvalidRequest:
     return InvalidRequest(
-        f"{REQUEST_HEADER}: {field} is {number}: beyond this model's largest image, or what shared "
-        "memory (--tune arena_mb) holds",
+        f"{REQUEST_HEADER}: {field} is {number}: it exceeds this model's largest image, or shared "
+        "memory (--tune arena_mb)",
         REQUEST_HEADER,
     )
 

@@ -1,8 +1,8 @@
 """Publishes batches of events with sequence numbers from a thread, and replays missed batches.
 
-Owns the sockets and the buffer for replays. The engine only appends to a queue. If the queue is
-full, events are dropped and counted, and a sequence number is skipped, so that readers notice.
-ZeroMQ drops batches for a reader that is too slow, which notices the gap in the same way.
+The engine only appends to a queue. If the queue is full, events are dropped and counted, and a
+sequence number is skipped, so that readers notice. ZeroMQ drops batches for a reader that is too
+slow. The reader notices the gap in the same way.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class ContentDecoder:
         self._stream: zlib._Decompress | None = None
         if self._coding not in ("", *GZIP, DEFLATE):
             raise self._error(
-                "which is not supported: have its server send the image as it is, or in gzip "
-                "or deflate"
+                "which is not supported: its server must send the image uncompressed, or with "
+                "gzip or deflate"
             )
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -78,5 +78,5 @@ class ContentDecoder:
 
     def _error(self, why: str) -> ImageError:
         return ImageError(
-            f"{self._url} comes encoded ({self._coding[:40]}), {why}", code="image_unreachable"
+            f"{self._url} is compressed ({self._coding[:40]}), {why}", code="image_unreachable"
         )

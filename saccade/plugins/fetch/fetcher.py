@@ -1,10 +1,10 @@
 """Gets an image's bytes by URL: `data:`, `http(s):`, or `file:` below one allowed directory.
 
-Owns the limits (bytes, seconds, redirects, hosts) and the connections. Concurrent fetches of one
-URL are combined (`single_flight.py`), and a fetch waits for its turn (`fairness.py`) before its
-timeout starts. `network.py` decides which addresses are allowed, `http_cache.py` caches responses
-as far as servers allow, and `content_coding.py` decodes them. Redirects are followed here, so that
-every hop is checked.
+Bytes, seconds, redirects and hosts are limited. Concurrent fetches of one URL are combined
+(`single_flight.py`), and a fetch waits for its turn (`fairness.py`) before its timeout starts.
+`network.py` decides which addresses are allowed, `http_cache.py` caches responses as far as servers
+allow, and `content_coding.py` decodes them. The fetcher follows redirects itself, so that every hop
+is checked.
 """
 
 from __future__ import annotations
@@ -140,7 +140,6 @@ class Fetcher:
         raise ImageError(why, code="image_unreachable")
 
     async def _begin(self, trip: _Trip) -> None:
-        """Wait for the turn of a fetch, then start its timeout."""
         if trip.clock.when() is None:
             await self._turns.wait(trip.flight.ticket, PATIENCE * self._options.fetch_timeout)
             now = asyncio.get_running_loop().time()
@@ -244,7 +243,7 @@ class Fetcher:
             for domain in allowed
         ):
             raise ImageError(
-                f"images from {url.host!r} are not allowed here; allowed are "
+                f"images from {url.host!r} are not allowed; allowed hosts are "
                 f"{', '.join(allowed)} (--allowed-media-domains)",
                 code="image_address_refused",
             )
@@ -296,11 +295,11 @@ class Fetcher:
         root = self._options.allowed_local_media_path
         if root is None:
             raise ImageError(
-                "file: URLs are not allowed here (--allowed-local-media-path allows a directory)",
+                "file: URLs are not allowed (--allowed-local-media-path allows a directory)",
                 code="invalid_image_url",
             )
         refused = ImageError(
-            f"{shown_url(url)} is no readable file below the allowed folder",
+            f"{shown_url(url)} is not a readable file below the allowed folder",
             code="invalid_image_url",
         )
         try:
@@ -332,7 +331,6 @@ class Fetcher:
 
 
 def _joined(url: httpx.URL, location: str) -> httpx.URL:
-    """Return the target of a redirect. Raises ImageError."""
     try:
         return url.join(location)
     except (httpx.InvalidURL, UnicodeError) as error:

@@ -1,4 +1,4 @@
-"""Connections to checked addresses, which can be abandoned.
+"""Connections to checked addresses. A caller can abandon a connection.
 
 A host is checked after it is resolved, so private addresses are rejected in any spelling (decimal,
 octal, hexadecimal, IPv4 in IPv6). The connection is made to the checked address.

@@ -1,7 +1,7 @@
 """OpenAI's Files API: upload an image once, then refer to it by ID in any number of messages.
 Anthropic's clients are recognized by their header, and get Anthropic's format.
 
-Owns the format of files, and parses multipart bodies. `store.py` stores the files.
+This module has the formats of responses, and parses multipart bodies. `store.py` stores the files.
 """
 
 from __future__ import annotations
@@ -201,9 +201,8 @@ class _Files:
         warm, place = found
         if purpose in DATA:
             raise InvalidRequest(
-                f"{place}: a file of purpose {purpose} is not shown to the model: omit {place} "
-                f"out, or "
-                'upload it as "vision" or "user_data"',
+                f"{place}: a file of purpose {purpose} is not shown to the model: omit {place}, "
+                'or upload it as "vision" or "user_data"',
                 place,
             )
         self.warm_ups.check(client)
@@ -289,7 +288,7 @@ async def _parse(request: Request, body: object) -> FormData:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise InvalidRequest(
-            f"Content-Type is {kind or 'missing'}; this path takes multipart/form-data",
+            f"Content-Type is {kind or 'missing'}; this endpoint requires multipart/form-data",
             code="unsupported_media_type",
         )
     try:
@@ -304,8 +303,9 @@ async def _parse(request: Request, body: object) -> FormData:
 
 
 def _no_room(error: OSError) -> StorageFull:
-    """Return the error for an upload that does not fit into the temporary directory, which stores
-    large uploads until they are complete.
+    """Return the error for an upload that is too large for the temporary directory.
+
+    Large uploads are stored there until they are complete.
     """
     log.warning("an upload failed: %s", error)
     return StorageFull(

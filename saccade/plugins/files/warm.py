@@ -111,7 +111,7 @@ def read_warm(form: FormData) -> tuple[Warm, str] | None:
         )
     roots = {name.partition("[")[0] for name in names}
     if len(roots) > 1 or (names & {"warm", "saccade"} and len(names) > 1):
-        raise InvalidRequest("warm is given twice: give it once", "warm")
+        raise InvalidRequest("warm is set twice: send it once", "warm")
     if "warm" in names:
         return _WARM.json(str(form["warm"]).encode(), "warm"), "warm"
     if "saccade" in names:

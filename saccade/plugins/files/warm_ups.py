@@ -1,8 +1,8 @@
 """Prepares uploads before the first question: encodes and prefills them while the engine is idle.
 
-Owns the queue and its limits: `MOST` uploads in total, and half as many for one of several API
-keys. Keys are served round-robin. One upload is computed at a time, by the engine's rules for idle
-work (`sched/turns.py`).
+The queue is limited to `MOST` uploads in total, and half as many for one of several API keys. Keys
+are served round-robin. One upload is computed at a time, by the engine's rules for idle work
+(`sched/turns.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WarmUps:
         self._busy = False
 
     def check(self, client: Client) -> None:
-        """Raise Overloaded if the queue is full, or the client's part of it."""
+        """Raise Overloaded if the queue is full, or if the client's part of it is."""
         mine = len(self._clients.get(client.name, ()))
         most = int(MOST * SHARE) if client.limited else MOST
         if mine >= most or self._waiting >= MOST:
@@ -57,7 +57,9 @@ class WarmUps:
             )
 
     def add(self, request: GenerationRequest, client: Client) -> None:
-        """Queue `request`. Raises Overloaded if the queue is full, or the client's part of it."""
+        """Queue `request`. Raises Overloaded if the queue is full, or if the client's part of it
+        is.
+        """
         self.check(client)
         self._clients.setdefault(client.name, deque()).append((request, client))
         self._tell()

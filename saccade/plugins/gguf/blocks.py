@@ -1,5 +1,5 @@
-"""Quantised matrices in a GGUF file. They stay quantised if there are kernels for their format, and
-are dequantised otherwise.
+"""Quantized matrices in a GGUF file. They stay quantized if there are kernels for their format, and
+are dequantized otherwise.
 
 Q4_0, which has a scale for 32 numbers of 4 bits, is used unchanged. Q4_1 also has a minimum, which
 the CPU's kernels support. All other formats are converted to 8 bits with a scale per output, and
@@ -97,12 +97,11 @@ class BlockTensor(StoredTensor):
         return plain and self.blocks.kinds in ({"Q4_0"}, *([{"Q4_1"}] if cpu else []))
 
     def _stored(self, part: Part) -> int:
-        """Return the bytes of a slice in the file."""
         wanted, whole = torch.Size(part.wanted).numel(), torch.Size(part.shape).numel()
         return self.blocks.made.nbytes * wanted // max(1, whole)
 
     def _rows(self, part: Part) -> Int8Matrix:
-        """Dequantise a slice, quantise it to 8 bits, and record the loss."""
+        """Dequantize a slice, quantize it to 8 bits, and record the loss."""
         batch_invariant = self.loading.files.read_slice(part).float()
         self.check_finite(batch_invariant)
         made = self.loading.ops.quantise_int8(batch_invariant)
@@ -143,7 +142,7 @@ class BlockTensor(StoredTensor):
 
 
 def block_tensor(loading: LoadContext, name: str) -> BlockTensor | None:
-    """Return the tensor if its format in the file is quantised, or else `None`."""
+    """Return the tensor if its format in the file is quantized, or else `None`."""
     path, stored_name = loading.files.locate(name)
     found = open_gguf(path).get_slice(stored_name)
     return BlockTensor(loading, name, found) if found.kinds - PLAIN.keys() else None

@@ -57,8 +57,10 @@ def _model(model: GgufFile, tower: GgufFile | None, kind: str) -> ModelKind:
     if (arch, kind) in models:
         return models[arch, kind]
     if tower is None:
-        raise model.refuse(f"{arch} has a separate vision file: pass it as --mmproj")
+        raise model.refuse(
+            f"{arch} has a separate file for the vision encoder: pass it as --mmproj"
+        )
     raise tower.refuse(
-        f"a tower of {kind}, which does not go with {arch} ({model.path.name}): give the --mmproj "
-        "file of the same model"
+        f"a vision encoder of type {kind}, which does not belong to {arch} ({model.path.name}): "
+        "pass the --mmproj file of the same model"
     )

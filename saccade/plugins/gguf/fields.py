@@ -61,7 +61,7 @@ class MetadataFields:
         found = self._find(name, None)
         good = isinstance(found, list) and len(found) == count
         if not good or not all(isinstance(each, bool) for each in found):
-            raise self._refuse(name, found, f"a list of {count} times true or false")
+            raise self._refuse(name, found, f"a list of {count} booleans")
         return list(found)
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -84,7 +84,7 @@ class MetadataFields:
         found = self.file.tensors.get(name)
         if found is None:
             raise self.file.refuse(
-                f"no tensor {name}: the file is not complete, or that of another model"
+                f"no tensor {name}: the file is incomplete, or belongs to another model"
             )
         return found
 
@@ -126,7 +126,7 @@ def require_tokens(file: GgufFile, wanted: Mapping[str, str]) -> dict[str, int]:
     """Return IDs by field, from tokens by field. Raises CheckpointError for a missing token."""
     known = token_ids(file, set(wanted.values()))
     if missing := [token for token in wanted.values() if token not in known]:
-        raise file.refuse(f"its vocabulary has no {missing[0]}, so it cannot be shown images")
+        raise file.refuse(f"its vocabulary has no {missing[0]}, so it cannot read images")
     return {name: known[token] for name, token in wanted.items()}
 
 

@@ -48,7 +48,7 @@ def resolve_files(model: str, revision: str | None, mmproj: str | None) -> Path 
     check_revision(model, path, revision)
     if path.suffix.lower() == SUFFIX:
         if wanted is not None:
-            raise CheckpointError(f"{model}:{wanted}: {model} is a file already")
+            raise CheckpointError(f"{model}:{wanted}: {model} is a file: omit :{wanted}")
         tower = _given(mmproj) if mmproj else None
         return write_folder(_parts(path), tower or _neighbour(path))
     if path.is_dir() and not (path / "config.json").is_file() and _names(path):
@@ -78,8 +78,8 @@ def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
     for part in parts[1:]:
         if part.architecture != parts[0].architecture:
             raise part.refuse(
-                f"it holds {part.architecture}, and is no part of {models[0].name} "
-                f"({parts[0].architecture}): give a vision tower's file as --mmproj"
+                f"it contains {part.architecture}, and does not belong to {models[0].name} "
+                f"({parts[0].architecture}): pass the file of a vision encoder as --mmproj"
             )
     sight = read_header(tower) if tower else None
     if sight is not None and sight.architecture != "clip":
@@ -99,7 +99,6 @@ def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
 
 
 def _json_files(parts: Sequence[GgufFile], tower: GgufFile | None) -> dict[str, str]:
-    """Return the contents of the JSON files by name."""
     first = parts[0]
     configs = make_configs(first, tower, {name for each in parts for name in each.tensors})
     for each in (*parts, *((tower,) if tower else ())):
@@ -143,7 +142,7 @@ def _parts(path: Path) -> list[Path]:
         return [path]
     parts = [part_of(path, at) for at in range(1, int(found[3]) + 1)]
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise CheckpointError(f"{path}: the other parts are not there: {', '.join(missing[:5])}")
+        raise CheckpointError(f"{path}: its other parts are missing: {', '.join(missing[:5])}")
     return parts
 
 
@@ -186,13 +185,13 @@ def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
         f"{where}: {'none' if wanted and not models else 'several'} of its *.gguf files "
         f"{'fits' if wanted else 'could be meant'}"
         + (f" {wanted}" if wanted else "")
-        + f": name one, as in {where}:{choice[0] if choice else 'FILE'} (there are: "
+        + f": select one, as in {where}:{choice[0] if choice else 'FILE'} (there are: "
         f"{', '.join(choice[:30])})"
     )
 
 
 def _has_word(name: str, word: str) -> bool:
-    """Return True if a file's name contains a quantisation. Q4_K does not match Q4_K_M."""
+    """Return True if a file's name contains a quantization. Q4_K does not match Q4_K_M."""
     return re.search(rf"(?<![a-z0-9_]){re.escape(word)}(?![a-z0-9_])", name, re.I) is not None
 
 

@@ -50,7 +50,7 @@ SCALARS = {
 }
 """The `struct` format of types of metadata, by their number."""
 FLOAT, TEXT, ARRAY = 6, 8, 9
-ENDED = "the file ends too early: it is cut off, download it again"
+ENDED = "the file is truncated: download it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class _Reader:
         (version,) = self._take("I")
         if version not in VERSIONS:
             raise self._refuse(
-                f"GGUF version {version}; versions 2 and 3 of little-endian files are read: "
+                f"GGUF version {version}; only versions 2 and 3 (little-endian) are supported: "
                 "convert the model again"
             )
         tensors, fields = self._take("QQ")
@@ -168,20 +168,20 @@ class _Reader:
         name = self._text()
         (count,) = self._take("I")
         if not 0 < count <= 4:
-            raise self._refuse(f"tensor {name!r} has {count} dimensions; 1 to 4 are read")
+            raise self._refuse(f"tensor {name!r} has {count} dimensions; only 1 to 4 are supported")
         shape = tuple(reversed(self._take("Q" * count)))
         number, start = self._take("IQ")
         if number not in formats:
             raise self._refuse(
                 f"tensor {name} has format {number}, which the installed package gguf does not "
-                "know: upgrade that package, or take another quantisation"
+                "know: upgrade that package, or use another quantization"
             )
         kind, block, block_bytes = formats[number]
         values = math.prod(shape)
         if not 0 < values <= MAX_VALUES or shape[-1] % block:
             raise self._refuse(
-                f"tensor {name} is {list(shape)}, which no tensor of format {kind} is: the file is "
-                "damaged"
+                f"tensor {name} is {list(shape)}, which is not a possible shape for format "
+                f"{kind}: the file is damaged"
             )
         return TensorInfo(name, shape, kind, start, values // block * block_bytes)
 
@@ -200,13 +200,13 @@ class _Reader:
         if kind in SCALARS:
             return _exact(kind, self._take(SCALARS[kind]))[0]
         if kind != ARRAY:
-            raise self._refuse(f"{name} is of kind {kind}, which is unknown: the file is damaged")
+            raise self._refuse(f"{name} has the unknown type {kind}: the file is damaged")
         inner, count = self._take("IQ")
         if inner == TEXT:
             self._bound_items(name, count, 8)
             return [self._text() for _ in range(count)]
         if inner not in SCALARS:
-            raise self._refuse(f"{name} is an array of kind {inner}, which is not read")
+            raise self._refuse(f"{name} is an array of type {inner}, which is not supported")
         self._bound_items(name, count, struct.calcsize(SCALARS[inner]))
         return list(_exact(inner, self._take(f"{count}{SCALARS[inner]}")))
 
@@ -222,15 +222,15 @@ class _Reader:
         (length,) = self._take("Q")
         if length > MAX_TEXT:
             raise self._refuse(
-                f"a text of {length} bytes; at most {MAX_TEXT} are read: the file is damaged"
+                f"a text of {length} bytes; the limit is {MAX_TEXT}: the file is damaged"
             )
         if (end := self._at + length) > self._size:
             raise self._refuse(ENDED)
         self._text_bytes += length
         if self._text_bytes > MAX_TEXTS:
             raise self._refuse(
-                f"texts of {self._text_bytes} bytes and more; at most {MAX_TEXTS} are read: the "
-                "file is damaged"
+                f"texts of {self._text_bytes} bytes or more in total; the limit is {MAX_TEXTS}: "
+                "the file is damaged"
             )
         raw = self._data[self._at : end]
         self._at = end
@@ -243,7 +243,7 @@ class _Reader:
 
     def _bound(self, count: int, most: int, least_bytes: int, what: str) -> None:
         if count > most:
-            raise self._refuse(f"{count} {what}; at most {most} are read: the file is damaged")
+            raise self._refuse(f"{count} {what}; the limit is {most}: the file is damaged")
         if count * least_bytes > self._size - self._at:
             raise self._refuse(f"{count} {what} do not fit into it: {ENDED}")
 
@@ -252,7 +252,7 @@ class _Reader:
         self._items += count
         if self._items > MAX_ITEMS:
             raise self._refuse(
-                f"with {name} its arrays have {self._items} values; at most {MAX_ITEMS} are read: "
+                f"its arrays up to {name} have {self._items} values; the limit is {MAX_ITEMS}: "
                 "the file is damaged"
             )
 

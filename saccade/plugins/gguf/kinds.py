@@ -39,15 +39,15 @@ class Source:
     kind: str  # the vision encoder's projector type
 
     def check_width(self, name: str) -> int:
-        """Return the vision encoder's output width, which is the width of its tensor `name`.
+        """Return the vision encoder's output width: the width of its tensor `name`.
 
         Raises CheckpointError if the language model's width differs.
         """
         out, taken = self.sight.tensor(name).shape[0], self.text["hidden_size"]
         if out != taken:
             raise self.sight.file.refuse(
-                f"the tower puts out {out} values, the language model takes {taken}: give the "
-                "--mmproj file of the same model"
+                f"the vision encoder's output has {out} values, but the language model expects "
+                f"{taken}: pass the --mmproj file of the same model"
             )
         return out
 

@@ -30,7 +30,10 @@ def text_kind(file: GgufFile) -> TextKind:
     """Return a language model's type. Raises CheckpointError with a list of the known ones."""
     arch, texts = file.architecture, gguf_facts().texts
     if arch == "clip":
-        raise file.refuse("it is a vision tower: give the language model's file, this as --mmproj")
+        raise file.refuse(
+            "it is a vision encoder: pass the language model's file as MODEL, and this file as "
+            "--mmproj"
+        )
     if arch not in texts:
         raise file.refuse(
             f"architecture {arch} is not supported; supported are {', '.join(sorted(texts))}, and "
@@ -53,7 +56,7 @@ def projector(file: GgufFile) -> str:
                 f"{name} {found} is not supported; supported are {', '.join(sorted(towers))}, and "
                 f"{FOLDER_MAY}"
             )
-    raise file.refuse("clip.projector_type is missing: give the --mmproj file of a model with one")
+    raise file.refuse("clip.projector_type is missing: pass an --mmproj file that has it")
 
 
 def made_tensors(file: GgufFile) -> dict[str, Made]:

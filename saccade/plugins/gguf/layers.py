@@ -146,7 +146,7 @@ class TowerNames:
     less_one: Collection[str] = ()  # tensors that are stored plus one
     # tensors with three dimensions; some converters omit dimensions of size 1
     three: Collection[str] = ()
-    patches: str | None = None  # the patch embedding, if it has interleaved colours
+    patches: str | None = None  # the patch embedding, if it has interleaved colors
     turned: Collection[str] = ()  # modules of a block whose heads have pairs in llama.cpp
 
     def __call__(self, file: GgufFile) -> NamedTensors:
@@ -276,8 +276,8 @@ def _llama3(fields: MetadataFields, factors: list[float], theta: float) -> dict[
         expected = 1 / ((1 - smooth) / factor + smooth)
         if abs(found - expected) > 1e-3 * expected:
             raise fields.file.refuse(
-                f"{FACTORS} has {found:.4g} at {at}, where llama3's rule makes {expected:.4g}: "
-                f"this rotary embedding is not known, and {FOLDER_MAY}"
+                f"{FACTORS} has {found:.4g} at {at}, but llama3's rule gives {expected:.4g}: this "
+                f"rotary embedding is not supported, and {FOLDER_MAY}"
             )
     return {
         "rope_type": "llama3",

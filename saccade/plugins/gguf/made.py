@@ -15,7 +15,7 @@ from saccade.plugins.gguf.header import GgufFile, TensorInfo
 
 Edit = Literal["none", "less one", "decay", "colours last"]
 """How values are changed. less one: subtract one. decay: log(-x). colours last: a patch's pixels
-[out, 3, height, width] become rows in which the three colours of a pixel are adjacent.
+[out, 3, height, width] become rows in which the three colors of a pixel are adjacent.
 """
 
 
@@ -61,7 +61,7 @@ def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> 
 
 
 def patch_matrix(tensor: TensorInfo) -> Made:
-    """Return a patch embedding as a matrix [out, height * width * 3], in which the three colours
+    """Return a patch embedding as a matrix [out, height * width * 3], in which the three colors
     of a pixel are adjacent.
     """
     shape = (tensor.shape[0], math.prod(tensor.shape[1:]))
@@ -81,7 +81,7 @@ def from_halves(heads: int, size: int, turned: int) -> Heads:
 
 
 def two_frames(file: GgufFile, tensor: TensorInfo) -> Made:
-    """Return a patch embedding of two frames, which are two tensors. Raises CheckpointError."""
+    """Return a patch embedding of two frames, made of two tensors. Raises CheckpointError."""
     frames = tensor, sibling(file, tensor, f"{tensor.name}.1")
     return Made(frames, (*tensor.shape[:2], 2, *tensor.shape[2:]), None)
 
@@ -93,7 +93,9 @@ def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
     """
     ups = sibling(file, gates, gates.name.replace("ffn_gate_exps", "ffn_up_exps"))
     if len(gates.shape) != 3:
-        raise file.refuse(f"tensor {gates.name} is {list(gates.shape)}, no matrix for each expert")
+        raise file.refuse(
+            f"tensor {gates.name} is {list(gates.shape)}, which is not one matrix per expert"
+        )
     count, rows, columns = gates.shape
     return Made((gates, ups), (count, 2 * rows, columns), 1)
 
@@ -113,8 +115,8 @@ def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(
-            f"no tensor {name}, which belongs to {tensor.name}: the file is not complete (of a "
-            "split model: llama-gguf-split --merge)"
+            f"no tensor {name}, which belongs to {tensor.name}: the file is incomplete (for a "
+            "split model, use llama-gguf-split --merge)"
         )
     if found.shape != tensor.shape:
         raise CheckpointError(

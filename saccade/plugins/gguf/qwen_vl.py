@@ -94,8 +94,8 @@ def see(source: Source) -> Seen:
     levels, taken = _levels(tower), fields.integer("n_deepstack_layers", 0)
     if levels != taken:
         raise tower.refuse(
-            f"a tower of {levels} extra levels (deepstack), but {model.path.name} "
-            f"({model.architecture}) takes {taken}: give the --mmproj file of the same model"
+            f"the vision encoder has {levels} extra levels (deepstack), but {model.path.name} "
+            f"({model.architecture}) expects {taken}: pass the --mmproj file of the same model"
         )
     config = {"vision_config": vision, **require_tokens(model, SPECIAL)}
     processor = _processor(sight, vision, kind)
@@ -274,8 +274,8 @@ class Hybrid:
         counts = [each for each in found if isinstance(each, int) and each > 0]
         if len(counts) < 4 or counts[1] % counts[0] or counts[3] % counts[1]:
             raise file.refuse(
-                f"{file.architecture}.ssm.{', '.join(names)} are {found}, which fit no linear "
-                "attention"
+                f"{file.architecture}.ssm.{', '.join(names)} are {found}, which are not possible "
+                "sizes of linear attention"
             )
         keys, values, key_size, inner = counts
         return cls(keys, values, key_size, inner // values)

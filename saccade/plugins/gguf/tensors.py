@@ -1,6 +1,6 @@
 """A GGUF file's tensors by transformers' names and shapes, with the interface of safetensors.
 
-The package `gguf` dequantises to float32, without a loss.
+The package `gguf` dequantizes to float32, without a loss.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from saccade.plugins.gguf.known import made_tensors
 from saccade.plugins.gguf.made import Heads, Made
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats that are not quantised."""
+"""Formats that are not quantized."""
 BLOCK_VALUES = 1 << 20
-"""Values that a thread dequantises at a time."""
+"""Values that a thread dequantizes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _open(path: Path, _changed: int, _size: int) -> GgufTensors:
 
 @lru_cache
 def _readable(kind: str) -> bool:
-    """Return True if the installed package can dequantise the format."""
+    """Return True if the installed package can dequantize the format."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -161,7 +161,7 @@ def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:
 def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
     """Read rows [start, stop) along the first axis.
 
-    The result is a view of the memory-mapped file, or float32 if the format is quantised. Raises
+    The result is a view of the memory-mapped file, or float32 if the format is quantized. Raises
     CheckpointError if the file has changed.
     """
     raw = read_blocks(path, tensor, start, stop)

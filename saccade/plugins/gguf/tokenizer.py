@@ -1,8 +1,8 @@
 """Creates tokenizer.json and tokenizer_config.json from a GGUF file's metadata.
 
-The field `tokenizer.ggml.pre` names the pre-tokenizer. Each known one is defined here as in the
-model's own tokenizer, with its normaliser. Unknown ones are rejected, because others would produce
-different tokens.
+The field `tokenizer.ggml.pre` names the pre-tokenizer. This module defines each known pre-tokenizer
+as in the model's own tokenizer, with its normalizer. Unknown ones are rejected, because any
+substitute would produce different tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rules:
 
     split: str | None  # a regular expression, or None for GPT-2's
     digits: bool = False  # split digits off first
-    normal: str | None = None  # the Unicode normalisation form
+    normal: str | None = None  # the Unicode normalization form
     whole: bool = False  # a piece that is a token is not split, even if the merges could split it
     # whether a plain text starts with the BOS token if the file does not specify it. None: the
     # model has no BOS token.
@@ -113,7 +113,7 @@ def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
     for left, right in merges:
         if not {left, right, left + right} <= known.keys():
             raise file.refuse(
-                f"a merge of {left!r} and {right!r}: one, or both joined, is no token"
+                f"a merge of {left!r} and {right!r}: one of them, or both joined, is not a token"
             )
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     first: dict[str, Any] = {"type": "Digits", "individual_digits": True}
@@ -184,8 +184,8 @@ def merges_of(
     """Return merges, the best first. SentencePiece merges the pair whose token scores highest."""
     if len({scores[at] for at in known.values()}) < len(known) // 2:
         raise file.refuse(
-            f"{PREFIX}scores do not define the order of merges (many are equal): take a file "
-            "made from the model's tokenizer.model, or the checkpoint's folder"
+            f"{PREFIX}scores do not define the order of merges (many are equal): use a file that "
+            "was made from the model's tokenizer.model, or the original checkpoint"
         )
     ranked = sorted(known, key=lambda token: (-scores[known[token]], known[token]))
     return all_merges(known, ranked)
@@ -250,7 +250,7 @@ class FileVocabulary:
             raise file.refuse(f"{len(tokens)} tokens, but {len(types)} of {PREFIX}token_type")
         taken = [token for token, kind in zip(tokens, types) if kind == NORMAL]
         if len(set(taken)) < len(taken):
-            raise file.refuse("two tokens of its vocabulary are the same: the file is damaged")
+            raise file.refuse("its vocabulary contains a token twice: the file is damaged")
         return cls(tokens, types, keep_space)
 
     def of_type(self, kind: int) -> dict[str, int]:
@@ -305,7 +305,7 @@ def _rules(file: GgufFile) -> Rules:
     pre = _text(file, "pre")
     if (pre := SAME.get(pre, pre)) not in RULES:
         raise file.refuse(
-            f"{PREFIX}pre {pre!r} is not supported ({', '.join([*RULES, *SAME])} are): take the "
+            f"{PREFIX}pre {pre!r} is not supported ({', '.join([*RULES, *SAME])} are): use the "
             "checkpoint that the file was made from"
         )
     return RULES[pre]
@@ -319,7 +319,7 @@ def _added(at: int, content: str, special: bool) -> dict[str, Any]:
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not (left and space and right) or " " in right:
-        raise file.refuse(f"{merge!r} of {PREFIX}merges is no pair of tokens")
+        raise file.refuse(f"{merge!r} of {PREFIX}merges is not a pair of tokens")
     return left, right
 
 

@@ -39,7 +39,7 @@ def pick_tower(wanted: str, arch: int, half: bool) -> str:
     if wanted == "fa3" and (arch != 90 or find_fa3() is None):
         raise ConfigError(
             f"{option}: it needs a GPU of compute capability 9.0, and FlashAttention-3 "
-            f"({FA3_INSTALL}), which are not both here; use auto"
+            f"({FA3_INSTALL}); one of them is missing: use auto"
         )
     if wanted == "fa4" and not has_fa4():
         raise ConfigError(f"{option}: the package flash-attn-4 is not installed; use auto")

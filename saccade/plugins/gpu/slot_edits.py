@@ -1,7 +1,7 @@
 """Penalties for past tokens, logit biases, and bans on an early end, for all requests of a step.
 
-Owns each slot's options and token counts. They are on the device, so sampled tokens are counted
-without a host synchronization.
+Each slot's options and token counts are on the device, so sampled tokens are counted without a host
+synchronization.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ def _fa3_segments(
 def _fa4_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Compute the same as `_flash_segments`, with the package flash-attn-4."""
     from flash_attn.cute import flash_attn_varlen_func
 
     bounds, longest = segments.bounds, segments.longest

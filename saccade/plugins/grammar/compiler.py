@@ -1,7 +1,6 @@
 """Compiles grammars in a thread, for `HoldAnswer`.
 
-Owns the front's lexicon, the compiler thread, and the order of requests. Slow imports happen in
-that thread.
+The thread also does slow imports, and reads the tokenizer's vocabulary.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ class Compiler:
             raise
 
     def _pass_on(self) -> None:
-        """Grant the next turn to the client that has waited longest."""
         while self._waiting:
             client = next(iter(self._waiting))
             turns = self._waiting.pop(client)

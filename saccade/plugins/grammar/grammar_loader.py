@@ -1,7 +1,7 @@
 """Prepares the grammars of requests in threads, while the engine's loop continues.
 
-Owns the threads and the requests that wait for their grammars. One thread reads the lexicon and
-compiles grammars, as the front has done before. Others compute slow masks.
+One thread reads the lexicon and compiles grammars, as the front has done before. Other threads
+compute slow masks.
 """
 
 from __future__ import annotations

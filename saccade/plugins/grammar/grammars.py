@@ -1,6 +1,6 @@
 """Compiles requested answer formats to grammars, once each.
 
-Owns the grammar texts that are sent to the engine's matchers, and their cache.
+The results are texts, which are cached and sent to the engine's matchers.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Grammars:
         if not matcher.is_error():
             fill_mask(self.lexicon, matcher, self._row)
             if not (matcher.is_error() or self._row.any()):
-                return "no token of this model begins it"
+                return "no token of this model can start it"
             # Consume the forced prefix, which may exceed the matcher's limits.
             matcher.try_consume_tokens(matcher.compute_ff_tokens())
         return matcher.get_error()
@@ -173,7 +173,7 @@ class Grammars:
                     param, error = place_name(param, place), fault
                     break
         said = " ".join(_OUR_WORDS.sub("", error).split())
-        return InvalidRequest(f"{param}: no grammar can be made of it: {said[:300]}", param)
+        return InvalidRequest(f"{param}: it cannot be compiled to a grammar: {said[:300]}", param)
 
 
 def _bounded(text: str, param: str) -> str:

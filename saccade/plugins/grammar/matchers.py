@@ -1,7 +1,7 @@
 """The grammar state of sequences: the tokens allowed next, and forced tokens.
 
-Owns the matchers, which exist only in the engine process, their prototypes, and the mask for each
-sequence's next token.
+The engine process has a matcher for each sequence, and the mask for its next token. Matchers are
+copied from a prototype.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Matcher:
             if taken:
                 self._match.rollback(taken)
             raise InternalError(
-                f"token {self._length + taken + 1} of the answer ({tokens[min(taken, len(body))]}) "
-                "is not one that the grammar allows"
+                f"token {self._length + taken + 1} of the answer "
+                f"({tokens[min(taken, len(body))]}) is not allowed by the grammar"
             )
         self._ended = last
         self._length += len(tokens)
@@ -396,12 +396,12 @@ class MatcherState:
             self._fault = error
             return
         except Exception as error:  # llguidance has no exception types; fail this request
-            self._fault = InternalError(f"no mask of the grammar could be made: {error}")
+            self._fault = InternalError(f"a mask of the grammar could not be computed: {error}")
             return
         if not self._row.any():
             self._fault = InvalidRequest(
-                f"no token of this model continues the grammar after {self._matcher.length} "
-                "tokens: change it",
+                f"after {self._matcher.length} tokens, the grammar allows no token of this model: "
+                "change the grammar",
                 code="grammar_too_complex",
             )
 

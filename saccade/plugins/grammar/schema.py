@@ -1,7 +1,7 @@
 """Prepares JSON schemas for grammars: checks them, and rewrites parts.
 
-Owns the limits on a schema, the list of unsupported keywords, and workarounds for two gaps of the
-library: schemas that only infinite documents satisfy, and `oneOf` with disjoint branches.
+It enforces limits, rejects unsupported keywords, and works around two gaps of the library: schemas
+that only infinite documents satisfy, and `oneOf` with disjoint branches.
 """
 
 from __future__ import annotations
@@ -210,7 +210,9 @@ class _Checked:
                 pending += waiting.get(place, ())
         for place in self.nodes:
             if place not in ends:
-                self._refuse(place, "the schema refers to itself without end: no document fits")
+                self._refuse(
+                    place, ("the schema refers to itself endlessly, so no finite document matches")
+                )
 
     def refuse_intersections(self) -> None:
         """Raise for texts that must match too many patterns at once.
@@ -235,8 +237,8 @@ class _Checked:
                 if len(here) > MAX_INTERSECTED or looked > _MAX_MERGED:
                     self._refuse(
                         (*start, "allOf" if "allOf" in node else "$ref"),
-                        f"one text would have to match more than {MAX_INTERSECTED} patterns at "
-                        "once, or too many are combined: use fewer",
+                        f"a text would have to match more than {MAX_INTERSECTED} patterns at "
+                        "once, or too many schemas are combined: use fewer",
                     )
                 for part, step in self._merged(place):
                     inner = (*at, *step)

@@ -65,7 +65,7 @@ def _allowed(
     parallel: bool,
     answer: OutputConstraint | None,
 ) -> OutputConstraint:
-    """Allow calls to some of the tools only, which are optional (`auto`) or `required`."""
+    """Allow calls to only some of the tools. Calls are optional (`auto`) or `required`."""
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")
@@ -127,7 +127,7 @@ def calls_constraint(
 def _answer_part(answer: OutputConstraint) -> Part:
     if answer.kind != "json":
         raise InvalidRequest(
-            f"{answer.param}: beside tools that may be called, only JSON can be asked for; send "
+            f"{answer.param}: together with optional tools, only JSON output is supported: send "
             'tool_choice "none" or "required"',
             answer.param,
             "unsupported_parameter",

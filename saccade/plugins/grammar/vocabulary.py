@@ -1,7 +1,7 @@
 """The tokenizer for llguidance, and the limits for compiling and matching grammars.
 
-All matchers are created here. The front checks grammars and the engine applies them, so both must
-agree.
+The front checks grammars and the engine applies them. Both create matchers with this module, so
+that they agree.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/v1/messages",
-            "Answer a chat with images, as Anthropic's API has it",
+            "Answer a chat with images, as in Anthropic's API",
             "MessagesRequest",
             "Message",
             {**_EXAMPLE, "max_tokens": 32},

@@ -1,6 +1,6 @@
 """The schemas of Anthropic's request bodies (POST /v1/messages).
 
-Owns the accepted fields. `front/unread_fields.py` lists fields that are ignored.
+`front/unread_fields.py` lists fields that are ignored.
 """
 
 from __future__ import annotations

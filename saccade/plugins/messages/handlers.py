@@ -1,7 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, end to end.
 
-Owns the two handlers, and the conversion of an answer's events. `fields.py` and `read.py` read
-bodies, and `write.py` writes streams.
+`fields.py` and `read.py` read bodies, and `write.py` writes answers and streams.
 """
 
 from __future__ import annotations

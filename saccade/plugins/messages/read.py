@@ -192,7 +192,7 @@ def message_request(
 
 
 def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
-    """Return the answer's format, from the newer or older field."""
+    """Return the required format of the answer, from the newer or the older field."""
     config = inquiry.output_config
     if config is not None and config.format is not None:
         return OutputConstraint("json", config.format.schema, "output_config.format.schema")
@@ -201,7 +201,6 @@ def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    """Return the `SamplingParams` fields that a request sets."""
     drawing = request.drawing
     given = {
         "max_tokens": max(1, drawing.max_tokens),
@@ -242,7 +241,7 @@ def _read_tools(
             found = read_action_tool(raw, kind, place)
             if acting:
                 raise InvalidRequest(
-                    f"{place}: a second computer or browser: a request may have one", place
+                    f"{place}: a request may have only one computer or browser", place
                 )
             acting.append(found.tool)
             mark(found.mark, place)
@@ -262,8 +261,8 @@ def _read_tool(raw: msgspec.Raw, kind: str | None, place: str) -> ToolDefinition
     if kind not in (None, "custom"):
         path = f"{place}.type"
         raise InvalidRequest(
-            f"{path}: {kind[:100]} is a tool of Anthropic's own; this server knows tools with an "
-            'input_schema, of type "custom", and computers and browsers: '
+            f"{path}: {kind[:100]} is one of Anthropic's own tools; this server supports tools "
+            'with an input_schema (type "custom"), and computers and browsers: '
             f"{', '.join(ACTION_TYPES)}",
             path,
             "unsupported_parameter",
@@ -300,8 +299,6 @@ class _Content:
 
 
 class _Conversation:
-    """Messages as they are read."""
-
     def __init__(self, view: DocumentView, acting: ActionTool | None) -> None:
         """Start without messages. `view`: how documents are shown. acting: the computer or browser
         of the request, if any; later, one that occurs only in history.
@@ -453,7 +450,9 @@ def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[
         region = None if block.region is None else region_of(block.region, place)
         return [SentFile(_address(block.source), place, budget, heading, view, block.page, region)]
     if block.page is not None or block.region is not None:
-        raise InvalidRequest(f"{place}: page and region are of PDFs, and this is a text", place)
+        raise InvalidRequest(
+            f"{place}: page and region apply only to PDFs, and this is a text", place
+        )
     if isinstance(block.source, PlainSource):
         return [MessageText(heading + block.source.data, f"{place}.source.data")]
     content, where = block.source.content, f"{place}.source.content"

@@ -29,7 +29,9 @@ class RefuseOversized:
         self._spec = context.spec
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise OversizedImages with all such images, if any is too large."""
+        """Raise OversizedImages with every image that must not be downsized but is too large, if
+        any.
+        """
         request, places, words, side = preparation.request, list[str](), "", 0
         undiminished = find_extra(request.extras, Undiminished)
         assert undiminished is not None

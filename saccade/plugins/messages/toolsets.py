@@ -230,7 +230,7 @@ class BrowserTab(AnyFields):
 
 
 class BrowserState(AnyFields, tag_field="type", tag="browser_state"):
-    """The browser's tabs after a call, which the model reads as text."""
+    """The browser's tabs after a call. The model reads them as text."""
 
     tabs: list[BrowserTab]
     """All open tabs."""

@@ -1,6 +1,6 @@
 """Writes an answer in the format of Anthropic's API: stream events in order, and messages.
 
-Owns content blocks: the open block, and its content so far.
+A message consists of content blocks, of which one is open at a time.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def _parsed(text: str) -> Any:
 
 
 def _number(word: str) -> Any:
-    """Parse a number. If JSON readers may not support it, return the model's digits as raw JSON."""
+    """Parse a number. If JSON readers may not support it, return it as raw JSON."""
     value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
     fits = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
     return value if fits else msgspec.Raw(word.encode())

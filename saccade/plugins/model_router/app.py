@@ -3,8 +3,8 @@
 A request is sent to the model that it names in the JSON field `model` or the header
 x-saccade-model. Without a name, a request with a JSON body is sent to the server that stores the
 response to continue, or else to the first model. Other requests (uploads, whose directory all
-servers share, and pages) are sent to any running server. API keys are checked here, before a server
-is started.
+servers share, and pages) are sent to any running server. The router checks API keys itself, before
+it starts a server.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ class ModelRouter:
                 await self._forward(scope, receive, respond, client)
 
     def _check_key(self, scope: Scope) -> Client:
-        """Return the client. Raises Unauthorized."""
         if not len(self._keys):
             return client_of(scope)
         client = self._keys.client(scope)
@@ -149,8 +148,8 @@ class ModelRouter:
     async def _forward(self, scope: Scope, receive: Receive, send: Send, client: Client) -> None:
         if scope["path"].startswith(BATCHES):
             raise InvalidRequest(
-                "a router of several models runs no batches: send the lines as requests, or ask a "
-                "server of one model (saccade serve MODEL)",
+                "a router for several models does not support batches: send the lines as "
+                "requests, or use a server of one model (saccade serve MODEL)",
                 code="unsupported",
             )
         async with self._admission.admit(scope, receive, read_whole) as (body, held):
@@ -171,7 +170,6 @@ class ModelRouter:
             await Forwarder(fleet, self._metrics).forward(scope, send, body, AffinityKey(), held)
 
     async def _choose(self, scope: Scope, body: bytearray) -> ManagedModel:
-        """Return the model of a request. Raises NotFound."""
         headers = dict(scope["headers"])
         if named := headers.get(MODEL_HEADER, b"").decode("latin-1"):
             return self._pool.find(named)
@@ -238,7 +236,7 @@ def _described(model: ManagedModel) -> str:
     if model.config.memory is not None:
         size = f"{in_gib(model.config.memory)} (memory)"
     elif model.estimate is None:
-        size = "all memory until it has run once: it is to be downloaded"
+        size = "all memory until it has run once, because it is not downloaded yet"
     else:
         size = f"{in_gib(model.estimate)} by its files"
     names = ", ".join(model.config.names)

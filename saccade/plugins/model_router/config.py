@@ -8,7 +8,7 @@
     aliases = ["gpt-4o"]
     memory = "6GiB"                         # of this server
 
-Independent of processes and requests.
+Durations are numbers with a unit, such as 30s or 10m.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def _parse(content: Mapping[str, Any]) -> ModelsConfig:
     rest = {name: value for name, value in content.items() if name not in tables}
     top = _converted("", rest, _Top)
     if not 1 <= len(tables) <= MAX_MODELS:
-        raise ConfigError(f"{len(tables)} models: write 1 to {MAX_MODELS} tables, one for a model")
+        raise ConfigError(
+            f"{len(tables)} models; the file must have 1 to {MAX_MODELS} tables, one per model"
+        )
     if top.queue < 1 or top.max_waiting < 1:
         raise ConfigError("queue, max-waiting: must be at least 1")
     _check_args("", top.args, ROUTER_OPTIONS)
@@ -220,7 +222,6 @@ def estimated_bytes(model: str) -> int | None:
 
 
 def _hub_cache() -> Path:
-    """Return the Hub's cache directory, as huggingface_hub determines it."""
     if given := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(given).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -1,12 +1,11 @@
 """The servers of all models: which ones run, which requests wait for one, and which one must stop.
 
-    stopped -> starting -> ready -> stopping -> stopped
+stopped -> starting -> ready -> stopping -> stopped
 
 A server starts when a request waits for its model, and its memory fits the budget. To make space,
 idle servers are stopped, the least recently used first. If all are busy, the one that has run
 longest yields: its running requests finish, new ones wait, and it is started again later. A server
-in use is never stopped. Owns these states. Independent of HTTP, and for use in one event loop,
-without locks.
+in use is never stopped. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -246,17 +245,18 @@ class ModelPool:
         config = self._config
         if len(model.waiting) >= config.queue:
             raise Overloaded(
-                f"{len(model.waiting)} requests wait for the model {model.name!r}, the maximum "
-                "(queue): try again"
+                f"{len(model.waiting)} requests are waiting for the model {model.name!r}; the "
+                f"limit is {config.queue} (queue): try again"
             )
         if len(waiting) >= config.max_waiting:
             raise Overloaded(
-                f"{len(waiting)} requests wait for models, the maximum (max-waiting): try again"
+                f"{len(waiting)} requests are waiting for models; the limit is "
+                f"{config.max_waiting} (max-waiting): try again"
             )
         if mine >= max(1, config.max_waiting * SHARE):
             raise Overloaded(
-                f"{mine} of your requests wait for models, the maximum per client (half of "
-                "max-waiting): try again"
+                f"{mine} of your requests are waiting for models; the limit per client is half of "
+                f"max-waiting ({config.max_waiting}): try again"
             )
 
     def _release(self, model: ManagedModel) -> None:
@@ -266,7 +266,6 @@ class ModelPool:
             self._wake.set()
 
     def _impatient(self, model: ManagedModel) -> ModelUnavailable:
-        """Return the error for a request that has waited too long."""
         patience = f"{self._config.patience:g} s (patience)"
         if model.state == "starting":
             elapsed = monotonic() - model.started_at
@@ -290,7 +289,7 @@ class ModelPool:
     def _failed(self, model: ManagedModel) -> ModelUnavailable:
         times = f"{model.failures} times in a row" if model.failures > 1 else "once"
         return ModelUnavailable(
-            f"the server of the model {model.name!r} has failed {times}: {model.reason}",
+            f"the server of the model {model.name!r} failed {times}: {model.reason}",
             model.retry_at - monotonic(),
             "model_failed",
         )
@@ -308,7 +307,6 @@ class ModelPool:
         return self.budget if model.estimate is None else model.estimate
 
     def _size(self, model: ManagedModel) -> int:
-        """Return the memory that is currently attributed to the model's server, in bytes."""
         if model.state == "stopped":
             return 0
         if model.state == "starting":
@@ -404,14 +402,12 @@ class ModelPool:
         return model.ready_at + stay
 
     def _end_yielding(self) -> None:
-        """Reopen servers whose memory is no longer needed."""
         for model in self.models:
             if model.yielding and model.state == "ready":
                 model.yielding = False
                 self._admit(model)
 
     async def _stop_idle(self) -> None:
-        """Stop the servers that have been idle for too long."""
         if self._config.idle is None:
             return
         before = monotonic() - self._config.idle
@@ -421,7 +417,6 @@ class ModelPool:
         await self._stop_unused()
 
     async def _stop_unused(self) -> None:
-        """Stop the yielding servers that are not in use."""
         for model in self.models:
             if model.yielding and model.state == "ready" and not model.leases:
                 if await self._has_work(model):
@@ -465,7 +460,6 @@ class ModelPool:
         model.life = asyncio.create_task(self._live(model))
 
     async def _live(self, model: ManagedModel) -> None:
-        """Run a model's server from start to end."""
         reason: StopReason = "shutdown"
         try:
             model.server = self._start_server(model)
@@ -512,7 +506,6 @@ class ModelPool:
         self._admit(model)
 
     def _admit(self, model: ManagedModel) -> None:
-        """Let the waiting requests use the server."""
         assert model.fleet is not None
         for waiter in model.waiting:
             if not waiter.granted.done():

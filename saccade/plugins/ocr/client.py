@@ -1,6 +1,6 @@
 """The client of an OCR run: finds the model, uploads PDFs, and sends one request per page.
 
-Classifies failures: one that would affect any page is a `ServerGone`.
+A failure that would affect all pages is raised as `ServerGone`.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class PageReader:
             uploaded = Uploaded(str(reply["id"]), int(reply["pages"]))
         except (KeyError, TypeError, ValueError):
             raise SaccadeError(
-                f"{shown_url(self._address)} does not count the pages of a PDF, as Saccade does: "
-                "send its pages as images"
+                f"{shown_url(self._address)} does not report the number of pages of a PDF, as "
+                "Saccade does: send its pages as images"
             ) from None
         self._uploads.append(uploaded)
         return uploaded
@@ -151,11 +151,11 @@ class PageReader:
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise SaccadeError(
-                f"the server's answer is no chat completion: {said(reply)}"
+                f"the server's response is not a chat completion: {said(reply)}"
             ) from None
 
     async def _post(self, path: str, **content: Any) -> Any:
-        """Return the JSON of a response. Retries if the server is busy."""
+        """Return the JSON of a response, with retries while the server is busy."""
         for number in range(1, TRIES + 1):
             try:
                 reply = await self._http.post(self._address + path, **content)
@@ -173,7 +173,7 @@ class PageReader:
         try:
             return reply.json()
         except ValueError:
-            raise SaccadeError(f"{shown_url(self._address)}{path} answers no JSON") from None
+            raise SaccadeError(f"{shown_url(self._address)}{path} did not return JSON") from None
 
 
 def _wait(reply: httpx.Response, number: int) -> float:

@@ -86,7 +86,7 @@ def done_pages(output: Path | None) -> Iterator[DonePages]:
         except OSError:
             raise ConfigError(
                 f"--output {shown(output)} is being written by another saccade ocr: wait for it, "
-                "or name another output"
+                "or choose another output"
             ) from None
         file.seek(0)
         try:

@@ -102,8 +102,8 @@ def look(path: Path) -> tuple[GivenFile, bytes]:
             several = image.format == "TIFF"
             count = sum(1 for _ in ImageSequence.Iterator(image)) if several else 1
     except _BROKEN:
-        why = "it is empty" if not data else "it is no PDF and no image, or a damaged one"
-        raise SaccadeError(f"{why}: name PDF, PNG, JPEG, WebP or TIFF files") from None
+        why = "it is empty" if not data else "it is not a PDF or an image, or it is damaged"
+        raise SaccadeError(f"{why}: use PDF, PNG, JPEG, WebP or TIFF files") from None
     return GivenFile(path, name, count), data
 
 

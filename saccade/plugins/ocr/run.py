@@ -1,7 +1,6 @@
 """`saccade ocr`: converts pages of PDFs and images to Markdown, several at once, in order.
 
-Owns the run: the next page, the progress display, and the exit status. If a page fails, the others
-are still read.
+If a page fails, the others are still read.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def ocr(job: OcrJob, model: str | None, base_url: str | None, api_key: str | Non
 def _served(model: str | None, console: Console) -> Iterator[str]:
     """Start a server for a model, and yield its URL. Raises SaccadeError if it exits first."""
     if model is None:
-        raise ConfigError("name a model with --model, or a running server with --base-url")
+        raise ConfigError("select a model with --model, or a running server with --base-url")
     port = free_port()
     words = (model, "--port", str(port))
     address = f"http://127.0.0.1:{port}"
@@ -122,7 +121,7 @@ def _served(model: str | None, console: Console) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Outcome:
-    """A page's result. `read` is `None` if the page failed, for the reason `why`."""
+    """A page's result. `read` is `None` if the page failed. `why` is the reason."""
 
     title: str
     read: ReadPage | None = None
@@ -286,8 +285,6 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """One page of a file. among: whether the file has several."""
-
     file: GivenFile
     uploaded: Uploaded | None
     number: int

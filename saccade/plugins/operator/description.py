@@ -18,7 +18,7 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/pause",
-            "Pause: new requests wait; ?mode= abort, wait for or keep those in flight",
+            "Pause. New requests wait; ?mode=abort, wait or keep is for those in flight",
         ),
         ApiOperation("post", "/pause_generation", "Pause, by SGLang's name"),
         ApiOperation("post", "/resume", "Resume after a pause"),
@@ -27,13 +27,13 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/sleep",
-            "Give memory back, as vLLM has it: ?level= 1 (KV, embeddings; on a GPU weights, too) "
-            "or 2 (all); ?mode= abort or wait for those in flight; new requests wait",
+            "Release memory, as in vLLM: ?level=1 (KV, embeddings; on a GPU also weights) or 2 "
+            "(all). New requests wait; ?mode=abort or wait is for those in flight",
         ),
         ApiOperation(
             "post",
             "/wake_up",
-            "Take memory again, and go on; ?tags= weights, kv_cache: only these",
+            "Allocate memory again and resume; ?tags=weights or kv_cache: only this part",
         ),
         ApiOperation("get", "/is_sleeping", "Report whether the server is asleep"),
         ApiOperation(
@@ -46,36 +46,36 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/update_weights_from_disk",
-            "Pause, take another checkpoint and resume, as SGLang has it",
+            "Pause, load another checkpoint and resume, as in SGLang",
             "UpdateFromDisk",
             example=_CHECKPOINT,
         ),
         ApiOperation(
             "post",
             "/release_memory_occupation",
-            "Give memory back once all is answered, as SGLang has it: weights and kv_cache, or "
-            "those of `tags`",
+            "Release memory once all requests have finished, as in SGLang: weights and kv_cache, "
+            "or only those in `tags`",
             "MemoryTags",
             example=_TAGS,
         ),
         ApiOperation(
             "post",
             "/resume_memory_occupation",
-            "Take memory again and go on, as SGLang has it",
+            "Allocate memory again and resume, as in SGLang",
             "MemoryTags",
             example=_TAGS,
         ),
         ApiOperation(
             "post",
             "/v1/load_lora_adapter",
-            "Load an adapter, as vLLM has it; models list it",
+            "Load an adapter, as in vLLM. GET /v1/models lists it",
             "LoadAdapter",
             example={"lora_name": "receipts", "lora_path": "/adapters/receipts"},
         ),
         ApiOperation(
             "post",
             "/v1/unload_lora_adapter",
-            "Unload an adapter; requests in flight finish with it",
+            "Unload an adapter. Requests in flight still use it",
             "UnloadAdapter",
             example={"lora_name": "receipts"},
         ),
@@ -83,6 +83,6 @@ OPERATIONS = Description(
     types=(LoadAdapter, MemoryTags, UnloadAdapter, UpdateFromDisk, UpdateWeights),
     words={
         "lora_name": "The adapter's name. Requests choose it in the field model.",
-        "model_path": "The server's folder with the checkpoint.",
+        "model_path": "The directory of the checkpoint on the server.",
     },
 )

@@ -236,7 +236,6 @@ class _Operations:
             return reader.json(msgspec.Raw(bytes(body)), "")
 
     def _check(self, request: Request) -> None:
-        """Raise Unauthorized unless the client is allowed to operate this server."""
         self.handler.front.check_ready()
         check_operator(request.scope)
         if not self.closed:
@@ -250,7 +249,7 @@ Mode = TypeVar("Mode", bound=PauseMode)
 
 
 def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
-    """Read the mode, which decides about requests in flight. Raises InvalidRequest."""
+    """Read what happens to requests in flight (`mode`). Raises InvalidRequest."""
     asked = request.query_params.get("mode", "abort")
     mode = next((each for each in modes if each == asked), None)
     if mode is None:

@@ -1,8 +1,8 @@
 """GET /: the web UI.
 
-Owns the page's files and their Content-Security-Policy. `web/` has HTML, styles and JavaScript
-modules, and in `vendor/` unmodified libraries. The page loads only these. All work is done in the
-browser, through the public API.
+`web/` has the page's HTML, styles and JavaScript modules, and in `vendor/` unmodified libraries.
+The Content-Security-Policy allows the page to load only these. All work is done in the browser,
+through the public API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantised checkpoints in safetensors: FP8, compressed-tensors, AWQ and GPTQ, with 8 bits or
+"""Quantized checkpoints in safetensors: FP8, compressed-tensors, AWQ and GPTQ, with 8 bits or
 fewer.
 """
 

@@ -1,4 +1,4 @@
-"""Determines from config.json which tensors of a checkpoint are quantised, and in which format."""
+"""Determines from config.json which tensors of a checkpoint are quantized, and in which format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredForms, St
 
 
 def read_forms(config: Section, loading: LoadContext) -> StoredForms | None:
-    """Return the formats that config.json specifies, or None if nothing is quantised.
+    """Return the formats that config.json specifies, or None if nothing is quantized.
 
     Raises CheckpointError for an unsupported method, or a matrix that is stored in two formats.
     """
@@ -20,7 +20,7 @@ def read_forms(config: Section, loading: LoadContext) -> StoredForms | None:
 
 
 class QuantizedForms:
-    """The quantised tensors. Implements `runtime.weights.stored.StoredForms`."""
+    """The quantized tensors. Implements `runtime.weights.stored.StoredForms`."""
 
     def __init__(self, quantization: Quantization, loading: LoadContext) -> None:
         self._quantization = quantization
@@ -36,9 +36,9 @@ class QuantizedForms:
         return name in self._packed
 
     def find(self, name: str) -> StoredTensor | None:
-        """Return a quantised tensor, or None if the tensor is not quantised.
+        """Return a quantized tensor, or None if the tensor is not quantized.
 
-        Raises CheckpointError for a tensor that should be quantised, but is not.
+        Raises CheckpointError for a tensor that should be quantized, but is not.
         """
         files = self._loading.files
         if name in self._packed:
@@ -60,7 +60,7 @@ class QuantizedForms:
         return ScaledTensor(self._loading, name, scheme) if kind == scheme.stored else None
 
     def reads(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True if a tensor is quantised and can be read.
+        """Return True if a tensor is quantized and can be read.
 
         Raises CheckpointError if its scales are missing.
         """

@@ -1,7 +1,7 @@
 """Matrices that are packed in several tensors (AWQ, GPTQ, compressed-tensors). They are found by
-the layers' names, read and checked, and then dequantised, or kept packed if there is a kernel.
+the layers' names, read and checked, and then dequantized, or kept packed if there is a kernel.
 
-Handles each matrix's tensors. `unpack.py` interprets the numbers.
+`unpack.py` unpacks the numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PackedMatrix(StoredTensor):
     def check(self, part: Part) -> None:
         if len(part.shape) != 2:
             raise CheckpointError(
-                f"{self.loading.files.folder}: {self.name} is packed, but is no matrix: "
+                f"{self.loading.files.folder}: {self.name} is packed, but is not a matrix: "
                 f"{list(part.shape)}"
             )
         self._parts(part)
@@ -118,7 +118,7 @@ class PackedMatrix(StoredTensor):
                 raise CheckpointError(
                     f"{files.folder}: no file has the tensor "
                     f"{self.name.removesuffix('weight')}{piece.suffix}, the {role} of "
-                    f"{self.name}: the checkpoint is not complete"
+                    f"{self.name}: the checkpoint is incomplete"
                 )
             name = self.names[role]
             kind, shape = files.describe(name)

@@ -20,7 +20,7 @@ SUPPORTED = (
     "weights, symmetric, per tensor, channel, group or block; ints of 4 or 8 bits, pack-quantized, "
     "per channel or group), awq (4 bits, version gemm) and gptq (2, 4 or 8 bits)"
 )
-REMEDY = f"{SUPPORTED}: use such a checkpoint, or the model's unquantised one"
+REMEDY = f"{SUPPORTED}: use such a checkpoint, or the model's unquantized one"
 
 GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}
 """What must be added to stored zero points, by checkpoint_format."""
@@ -94,12 +94,12 @@ def read_quantization(config: Section) -> Quantization | None:
             return _read_gptq(settings)
         case "gguf":
             raise CheckpointError(
-                f"{settings.where}: the model is quantised (gguf): give its *.gguf file, and that "
-                f"of its vision tower as --mmproj; {SUPPORTED}"
+                f"{settings.where}: the model is quantized (gguf): pass its *.gguf file, and the "
+                f"file of its vision encoder as --mmproj; {SUPPORTED}"
             )
         case method:
             raise CheckpointError(
-                f"{settings.where}: the model is quantised ({method}), which is not supported; "
+                f"{settings.where}: the model is quantized ({method}), which is not supported; "
                 f"{REMEDY}"
             )
 
@@ -110,8 +110,8 @@ def _refuse_nested(section: Section) -> None:
         if name in NAMES and value is not None:
             method = value.get("quant_method") if isinstance(value, dict) else value
             raise CheckpointError(
-                f"{section.where}: {name}: a part of the model is quantised ({method}) by settings "
-                f"of its own, which is not supported; at the top of config.json, {REMEDY}"
+                f"{section.where}: {name}: a part of the model has separate quantization settings "
+                f"({method}), which is not supported; at the top level of config.json, {REMEDY}"
             )
         if isinstance(value, dict):
             _refuse_nested(section.section(name))
@@ -183,7 +183,7 @@ def _read_compressed(settings: Section) -> Quantization:
     for name in ("sparsity_config", "transform_config"):
         inner = settings.section(name)
         if inner.data and inner.data.get("format") != "dense":
-            raise CheckpointError(f"{inner.where}: it is not supported; {REMEDY}")
+            raise CheckpointError(f"{inner.where}: this is not supported; {REMEDY}")
     groups: list[tuple[tuple[str, ...], Scheme | Packed]] = []
     for name in settings.section("config_groups").data:
         group = settings.section("config_groups").section(name)
@@ -282,7 +282,7 @@ def _names(section: Section, field: str) -> tuple[str, ...]:
                 re.compile(value.removeprefix("re:"))
             except re.error as error:
                 raise CheckpointError(
-                    f"{section.where}: {field}: {value!r} is no pattern: {error}"
+                    f"{section.where}: {field}: {value!r} is not a valid pattern: {error}"
                 ) from None
     return tuple(values)
 

@@ -1,7 +1,7 @@
-"""Matrices in 8 bits with scales (FP8, compressed-tensors). They are checked, and then dequantised,
+"""Matrices in 8 bits with scales (FP8, compressed-tensors). They are checked, and then dequantized,
 or kept for a device with a kernel for them.
 
-Handles values and scales. `quantization.py` assigns scales to matrices.
+`quantization.py` determines which scales a matrix has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 
 BLOCK_VALUES = 1 << 20
-"""Values that are dequantised at a time, since intermediate results are float32."""
+"""Values that are dequantized at a time, since intermediate results are float32."""
 
 
 class ScaledTensor(StoredTensor):
@@ -66,7 +66,7 @@ class ScaledTensor(StoredTensor):
             path, name = files.locate(self.name)
             raise CheckpointError(
                 f"{path}: no file has the tensor {scales_name(name, scheme)}, the scales of "
-                f"{name}: the checkpoint is not complete"
+                f"{name}: the checkpoint is incomplete"
             )
         kind, found = files.describe(scales)
         if kind not in FORMATS:

@@ -132,8 +132,10 @@ def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
 
 
 def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
-    """Sort inputs by their groups. Returns the order, and the first group, which is `None` if a
-    group other than the last one is not complete.
+    """Sort inputs by their groups.
+
+    Returns the order, and the index of the first group, or `None` if a group other than the last
+    one is not complete.
     """
     order = part.owners.argsort(stable=True)
     owners = part.owners.index_select(0, order)

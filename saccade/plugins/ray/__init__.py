@@ -9,7 +9,7 @@ PLUGIN = Plugin(
         Command(
             "deploy",
             "saccade.plugins.ray.command:app",
-            "Write what a cluster needs to run Saccade.",
+            "Write a config file that runs Saccade on a cluster.",
         ),
     ),
 )

@@ -12,7 +12,7 @@ from saccade.arguments import flat
 from saccade.plugins.ray.options import DeployOptions
 from saccade.plugins.route.options import SpreadOptions
 
-app = App(name="deploy", help="Write what a cluster needs to run Saccade.")
+app = App(name="deploy", help="Write a config file that runs Saccade on a cluster.")
 
 
 @app.command

@@ -73,12 +73,12 @@ def check_serve_options(options: Sequence[str]) -> None:
             )
         if name in ("--role", "--encoders"):
             raise ConfigError(
-                f"{name}: roles are the deployment's to give (saccade deploy ray --encoders N)"
+                f"{name}: the deployment sets roles itself (saccade deploy ray --encoders N)"
             )
         if name == "--api-key":
             raise ConfigError(
-                "--api-key: the file would hold the key; set SACCADE_API_KEY where Ray starts, or "
-                "give --api-keys-file"
+                "--api-key: the file would contain the key; set SACCADE_API_KEY where Ray "
+                "starts, or give --api-keys-file"
             )
 
 
@@ -141,7 +141,6 @@ def _encoder(deploy: DeployOptions) -> dict[str, Any]:
 
 
 def _server(deploy: DeployOptions) -> dict[str, Any]:
-    """Return the settings for all replicas that own a server."""
     return {
         "max_ongoing_requests": deploy.max_ongoing,
         "logging_config": {"enable_access_log": False},  # the ingress polls once per second

@@ -5,9 +5,9 @@ There are two deployments, or three. In `engine`, each replica owns a `saccade s
 (`server_process.py`). `encoder` is optional. It owns servers with role encode, and the replicas of
 `engine` pass the addresses of these servers to their own server. `ingress` is the router of
 `saccade route` (`proxy.py`), except that Ray lists the replicas, and selects one with
-`DigestAffinityRouter`, which uses the order of `rank.py`. Ray reserves a slot at the replica during
-the request. The request itself is sent from the ingress to the server by HTTP, so that streams,
-aborts, files, errors and retries work as in `saccade route`.
+`DigestAffinityRouter`, in the order of `rank.py`. Ray reserves a slot at the replica during the
+request. The request itself is sent from the ingress to the server by HTTP, so that streams, aborts,
+files, errors and retries work as in `saccade route`.
 
 This is the only module that imports Ray (the extra `ray`). Only Ray imports it.
 """
@@ -270,7 +270,7 @@ class RayFleet(Fleet):
             except (TimeoutError, RayServeException) as error:
                 if not vain:
                     raise Overloaded(
-                        f"no server had a place within {PLACE_SECONDS:g} s "
+                        f"no server had a free slot within {PLACE_SECONDS:g} s "
                         f"({str(error)[:200] or 'all are busy or starting'}): try again"
                     ) from None
                 yield None

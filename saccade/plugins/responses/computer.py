@@ -1,7 +1,8 @@
 """OpenAI's computer tool: its action format, its items, and its declaration.
 
-Owns the names `computer`, `computer_use_preview` and `computer_use`. A call to `computer` has
-several actions (`actions`), one to `computer_use_preview` has one (`action`).
+The tool's type is `computer`, or one of the older names `computer_use_preview` and `computer_use`.
+A call to `computer` has several actions (`actions`), and a call to `computer_use_preview` has one
+(`action`).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def read_computer(tools: Sequence[Mapping[str, Any]], acted: bool) -> ActionTool
         if not is_computer(tool):
             continue
         if found is not None:
-            raise InvalidRequest(f"{place}: a second computer: a request may have one", place)
+            raise InvalidRequest(f"{place}: a request may have only one computer", place)
         display = None
         if tool["type"] == "computer_use_preview":
             preview = _PREVIEW.value(dict(tool), place)

@@ -56,7 +56,7 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/v1/responses",
-            "Answer a chat and optionally store it, as OpenAI's Responses API",
+            "Answer a chat and optionally store it, as in OpenAI's Responses API",
             "ResponsesRequest",
             "Response",
             _EXAMPLE,
@@ -70,7 +70,9 @@ OPERATIONS = Description(
             "InputTokens",
             {"input": EXAMPLE_INPUT},
         ),
-        ApiOperation("get", _ONE, "A response in progress or stored", answer="Response"),
+        ApiOperation(
+            "get", _ONE, "Return a response that is stored or in progress", answer="Response"
+        ),
         ApiOperation("delete", _ONE, "Delete a response"),
         ApiOperation("get", f"{_ONE}/input_items", "List the input items of a response"),
         ApiOperation(

@@ -89,8 +89,10 @@ class ResponseEnding(Stops, kw_only=True):
 
 
 class ResponseForm(ToolRules, kw_only=True):
-    """What the answer contains. reasoning_effort: the name of `reasoning.effort` in chats, which
-    programs send that convert chats to responses.
+    """What the answer contains.
+
+    reasoning_effort: the name that `reasoning.effort` has in chats. Programs that convert chats to
+    responses send it.
     """
 
     text: ResponseText | None = None

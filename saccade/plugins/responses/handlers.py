@@ -1,6 +1,6 @@
 """POST /v1/responses, and stored responses: retrieve, list input items, delete, cancel.
 
-Owns the handlers, the response's body, and the responses in progress. `read.py` has the fields,
+This module also has the response's body, and the responses in progress. `read.py` has the fields,
 `items.py` the items, `write.py` the events, `store.py` the stored responses.
 """
 
@@ -228,7 +228,6 @@ class _Responses:
     async def _asked(
         self, scope: Scope, receive: Receive, read_body: ReadBody = read_json
     ) -> AsyncIterator[tuple[ResponseAsked, BufferedBody]]:
-        """Read a request, and reserve its memory."""
         async with self._handler.admission.admit(scope, receive, read_body) as (body, held):
             reader = partial(read_responses, refuse_tools=self._refuse_tools)
             inquiry = await self._handler.read_body(reader, body)
@@ -275,7 +274,9 @@ class _Responses:
                 if item.id in named:
                     where = f"{placed.place}.id"
                     raise InvalidRequest(
-                        f"{where}: the item {item.id[:200]!r} is named twice: name it once", where
+                        f"{where}: the item {item.id[:200]!r} is referenced twice: reference it "
+                        "once",
+                        where,
                     )
                 named.add(item.id)
         return [
@@ -445,7 +446,6 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
 
 
 def _given(value: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a struct that are not None."""
     fields = msgspec.structs.asdict(value)
     return {name: each for name, each in fields.items() if each is not None}
 

@@ -1,6 +1,6 @@
 """The items of a conversation in POST /v1/responses, and their conversion to messages.
 
-Owns their schemas. The model's text, reasoning and calls in one turn become one message.
+The model's text, reasoning and calls in one turn become one message.
 """
 
 from __future__ import annotations
@@ -268,7 +268,6 @@ _ITEM: msgspec.json.Decoder[Item] = json_decoder(Item)
 
 
 def new_id(kind: str) -> str:
-    """Return a new ID for an item of type `kind`."""
     return _PREFIXES[kind] + secrets.token_hex(16)
 
 

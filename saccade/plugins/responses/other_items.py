@@ -1,7 +1,7 @@
 """Items of conversations that started on another server: calls of tools that this one does not run.
 
 A call is converted to a `function_call`, and its result to a `function_call_output`. Items without
-content for a model are omitted. Independent of tools and of the store.
+content for a model are omitted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from saccade.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """How to read a type of call."""
-
     name: str  # of the tool, if the item has no name
     arguments: str  # the field with its arguments
     result: tuple[str, ...] = ()  # the fields that may have its result, if that is in the same item

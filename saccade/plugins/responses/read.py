@@ -173,7 +173,7 @@ def _constraint(text: TextFormat | None) -> OutputConstraint | None:
         return None
     if text.type != "json_schema" and text.schema is not None:
         where = "text.format.schema"
-        raise InvalidRequest(f"{where}: excluded by type {text.type!r}", where)
+        raise InvalidRequest(f"{where}: not allowed with type {text.type!r}", where)
     if text.type == "text":
         return None
     if text.type == "json_object":
@@ -222,7 +222,6 @@ def _tool_set(form: ResponseForm) -> ToolSet | None:
 def _tool_choice(
     choice: str | dict[str, Any] | None, given: Sequence[dict[str, Any]], tools: Sequence[Tool]
 ) -> Any:
-    """Convert OpenAI's choice to the format of chats. Raises InvalidRequest with the field."""
     computer = any(map(is_computer, given))
     if choice is None or choice in ("none", "auto", "required"):
         return choice

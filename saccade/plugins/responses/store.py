@@ -1,8 +1,8 @@
 """Stored responses by ID, accessible to their clients, for a limited time and within a budget.
 
-Owns the stored responses and the order of eviction. A conversation is a chain of turns. Each turn
-is stored once, however many responses continue it, until the last of these is removed. Contents are
-JSON, which the store does not parse. For use in one event loop, without locks.
+A conversation is a chain of turns. Each turn is stored once, however many responses continue it,
+until the last of these is removed. Contents are JSON, which the store does not parse. Everything
+runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ResponseStore:
         own = self._by_client.get(client.name)
         if own is None or response_id not in own.kept:
             raise NotFound(
-                f"{param}: there is no response {response_id[:200]!r}: it was made with "
+                f"{param}: there is no response {response_id[:200]!r}: it was created with "
                 "store=false or another key, it has been deleted, or it was evicted for newer "
                 "ones (--tune responses_mb): send the whole conversation",
                 param,

@@ -1,6 +1,6 @@
 """Writes an answer in the format of POST /v1/responses: stream events in order, and the response.
 
-Owns output items: the open item, its content so far, and the event numbers.
+A response consists of output items, of which one is open at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`saccade route`: one address for several servers, which sends an image where it was seen."""
+"""`saccade route`: one address for several servers. An image is sent to a server that has
+seen it.
+"""
 
 from saccade.plugin import Command, Plugin
 

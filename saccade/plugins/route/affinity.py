@@ -2,8 +2,8 @@
 else of the start of its text. It also reads the worker that stores the previous response, if the
 request continues one.
 
-An image's key is the digest of its encoded bytes, which are in the request or were uploaded (a
-file's id contains the digest). The key of a URL, which the router does not fetch, is the digest of
+An image's key is the digest of its encoded bytes, whether these are in the request or were uploaded
+(a file's id contains the digest). The router does not fetch URLs: the key of a URL is the digest of
 the URL. Only base64 is decoded. Malformed requests have no key, and the worker rejects them.
 Content after the first image is not read.
 """
@@ -155,8 +155,8 @@ def _key_of(asked: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes
 
 
 def _opening(asked: _Body, texts: Sequence[str]) -> bytes:
-    """Hash the texts at the start of a chat, which are the same in all of its rounds, and the
-    fields that separate caches.
+    """Hash the texts at the start of a chat, and the fields that separate caches. Both are the same
+    in all rounds of the chat.
     """
     named = [asked.cache_salt, asked.prompt_cache_key]
     before = _texts({"content": asked.system}) + _texts({"content": asked.instructions})
@@ -165,7 +165,7 @@ def _opening(asked: _Body, texts: Sequence[str]) -> bytes:
 
 
 def _texts(message: dict[str, Any]) -> list[str]:
-    """Return a message's texts, without other fields, which may change between rounds."""
+    """Return a message's texts. Other fields may change between rounds."""
     content = message.get("content")
     if isinstance(content, str):
         return [content]

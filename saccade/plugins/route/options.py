@@ -50,8 +50,8 @@ class SpreadOptions(RelayOptions):
     """The options that all routers share."""
 
     affinity: Literal["image", "none"] = "image"
-    """Which server gets a request. image: the one that got its first image, or the start of its
-    chat, before. none: any server, to measure the benefit of affinity.
+    """Which server gets a request. image: the one that has seen its first image,
+    or the start of its chat. none: any server, to measure the benefit of affinity.
     """
 
 

@@ -1,7 +1,7 @@
 """Which web pages may use a router, and read its responses (CORS).
 
-CORS headers are added to responses that have none, which are the router's own responses. Responses
-of servers already have such headers, and are not changed.
+CORS headers are added to the router's own responses. Responses of servers already have these
+headers, and are not changed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/v1/embeddings",
-            "Embed texts and images, as OpenAI's API and vLLM's have it",
+            "Embed texts and images, as in OpenAI's API and vLLM",
             "EmbeddingsRequest",
             "EmbeddingList",
             {"messages": EXAMPLE_CHAT},
@@ -19,7 +19,7 @@ OPERATIONS = Description(
         ApiOperation(
             "post",
             "/v2/embed",
-            "Embed texts and images, as Cohere's API has it",
+            "Embed texts and images, as in Cohere's API",
             "EmbedRequest",
             "CohereEmbeddings",
             {"texts": ["A red square", "A blue star"], "input_type": "search_document"},

@@ -1,7 +1,7 @@
 """POST /v1/embeddings, /v2/embed, /rerank and /score: requests that read a prompt, but generate
 nothing.
 
-Owns the handlers. `read.py` reads bodies, and `write.py` writes responses.
+`read.py` reads bodies, and `write.py` writes responses.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ class _Scores:
             await send_json(send, score_list(read, model))
 
     def _check_dimensions(self, wanted: int | None, field: str) -> None:
-        """Raise InvalidRequest if more dimensions are requested than the model has."""
         most = self.handler.front.intake.spec.hidden_size
         if wanted is not None and wanted > most:
             message = f"{field}: {wanted}; this model's embeddings have {most}"

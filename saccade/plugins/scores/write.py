@@ -1,7 +1,7 @@
 """The responses for embeddings, reranking and scores.
 
-Owns their formats, and computes final values: embeddings of length 1, truncated if requested, and
-scores from 0 to 1.
+The final values are computed as well: embeddings of length 1, truncated if requested, and scores
+from 0 to 1.
 """
 
 from __future__ import annotations

@@ -58,11 +58,11 @@ class NumberFormats:
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """The bytes of a loaded network. quantised: a description of its quantised matrices."""
+    """The bytes of a loaded network."""
 
     language: int
     tower: int
-    quantised: str
+    quantised: str  # a description of the quantized matrices
 
 
 class LayoutOps(Ops):
@@ -151,7 +151,7 @@ class DescribedWeights(CheckpointWeights):
 
 
 def few_bits(kind: Kind, outputs: int, inputs: int) -> Int8Matrix | Fp8Matrix | Int4Matrix:
-    """Return a quantised matrix without memory. With 4 bits, `INT4_GROUP` inputs share a scale."""
+    """Return a quantized matrix without memory. With 4 bits, `INT4_GROUP` inputs share a scale."""
     if kind == "int8":
         return _int8(outputs, inputs)
     if kind == "fp8":
@@ -165,8 +165,8 @@ def count_weights(
 ) -> WeightBytes:
     """Count the bytes of the network in `folder` after it is loaded on the device.
 
-    Raises ConfigError for a quantisation that cannot run here, and CheckpointError with file and
-    tensor for a checkpoint that would not load.
+    Raises ConfigError for a quantization that the device does not support, and CheckpointError with
+    file and tensor for a checkpoint that would not load.
     """
     model, dtype = family_model(spec), DTYPES[formats.dtype]
     layout = LayoutOps() if device.type == "cpu" else GpuLayoutOps()

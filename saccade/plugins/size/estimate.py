@@ -135,7 +135,6 @@ class ImageSize:
 
 
 def _image_of(spec: FamilySpec) -> ImageSize | None:
-    """Return the size of a large image, or None if the model does not support images."""
     if not spec.sees_images:
         return None
     grid = spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid

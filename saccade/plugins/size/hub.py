@@ -1,5 +1,5 @@
 """A model of the Hugging Face Hub as a directory without weights: the JSON files, and sparse
-safetensors files, which contain only headers and take no other space on disk.
+safetensors files, whose headers alone take space on disk.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ HOPPER = 90
 class SizeInput:
     """The options of the command line.
 
-    bits: quantisation of the language model, the vision encoder, and the KV cache. limits:
+    bits: quantization of the language model, the vision encoder, and the KV cache. limits:
     --context-length, --max-running-requests, --max-total-tokens.
     """
 
@@ -97,7 +97,7 @@ def measure(asked: SizeInput) -> ModelSize:
     context = pick_context(dials.model, spec)
     tokens = min(TOKENS, context) if asked.tokens is None else asked.tokens
     if not 1 <= tokens <= context:
-        raise ConfigError(f"--tokens {tokens}: give 1 to {context}, the model's context")
+        raise ConfigError(f"--tokens {tokens}: must be from 1 to {context}, the model's context")
     sizes = estimate(spec, weights, dtype, dials, hardware, tokens)
     return ModelSize(asked.model, spec.family, hardware, formats, weights, sizes)
 
@@ -107,7 +107,7 @@ def find_hardware(device: Literal["auto", "cpu", "cuda"], memory: str | None) ->
     here = torch.cuda.is_available()
     kind: Literal["cpu", "cuda"] = device if device != "auto" else "cuda" if here else "cpu"
     if kind == "cuda" and not here and memory is None:
-        raise ConfigError("--device cuda: this machine has no GPU; say its --memory, as in 24GiB")
+        raise ConfigError("--device cuda: this machine has no GPU: set --memory, such as 24GiB")
     if memory is None:
         return measure_hardware(kind)
     total = read_size("--memory", memory)

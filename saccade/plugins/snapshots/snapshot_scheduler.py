@@ -1,9 +1,9 @@
 """Decides when a sequence's state is saved, for models with states, and how long it is kept.
 
-Owns the assignment of slots to runs; the slots belong to the prefix cache. Chunks end where a
-snapshot is taken: at the last page boundary in each image, before each breakpoint, before the point
-where the next prompt is expected to branch off, and before the prompt's end. Long prompts have more
-such points, at equal distances. Of an answer, only the latest snapshot is kept until it ends.
+This module assigns slots, which belong to the prefix cache, to runs. Chunks end where a snapshot is
+taken: at the last page boundary in each image, before each breakpoint, before the point where the
+next prompt is expected to branch off, and before the prompt's end. Long prompts have more of these
+points, at equal distances. Of an answer, only the latest snapshot is kept until it ends.
 
 A plan loads states before its rows and saves them after its rows, and plans are executed in order.
 So a slot can be assigned to another snapshot while a plan in flight reads or writes it.
@@ -56,7 +56,9 @@ class RunStates:
 
 
 def build_snapshots(config: EngineConfig, _: FamilySpec) -> Snapshots[Node]:
-    """Create the table of the slots for snapshots, which follow the slots of running sequences."""
+    """Create the table of the slots for snapshots. Their numbers follow those of running
+    sequences.
+    """
     return Snapshots(config.max_running, config.snapshots.count)
 
 

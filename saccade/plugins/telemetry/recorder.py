@@ -1,7 +1,7 @@
 """Sends the timelines of requests as OpenTelemetry traces to a collector, from a separate thread.
 
-Owns the thread and its queue, which is bounded; timelines beyond the bound are dropped and counted.
-The event loop only appends to the queue, so a slow or missing collector does not delay requests.
+The event loop only appends to a bounded queue, and timelines beyond the bound are dropped and
+counted. So a slow or missing collector does not delay requests.
 """
 
 from __future__ import annotations

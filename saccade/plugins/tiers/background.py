@@ -1,7 +1,7 @@
 """A store's I/O, in a separate thread of the worker, so that steps are not blocked.
 
-Owns the thread and its queue of jobs. A write that fails is skipped, an item that cannot be read
-counts as missing, and `collect` reports both.
+A write that fails is skipped, an item that cannot be read counts as missing, and `collect` reports
+both.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Background(Generic[K]):
                 self._changed.notify_all()
 
     def _next(self) -> _Job[K] | None:
-        """Wait for the next job and return it, or return `None` once the queue is closed and empty.
+        """Wait for the next job and return it, or return `None` if the queue is closed and empty.
 
         Reads run before all other jobs, except for a pending write or removal of the same item.
         """

@@ -51,8 +51,8 @@ class Folder(Generic[K]):
     def __init__(self, root: Path, items: Items[K], memory: Memory, _nbytes: int) -> None:
         """Open or create the directory.
 
-        memory: allocates the rows that items are read into. _nbytes: unused here, because the
-        engine's index keeps the items within the budget.
+        memory: allocates the rows that items are read into. _nbytes: not used, because the engine's
+        index keeps the items within the budget.
 
         Raises OSError with the reason if the directory cannot be opened, belongs to another user,
         or is used by another server.

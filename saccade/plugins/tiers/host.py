@@ -2,7 +2,7 @@
 
 For a GPU, a thread pins the memory chunk by chunk as it is used, so that neither start-up nor steps
 are blocked. A slab counts in full against the budget, even while parts of it are free. With a CPU
-model, embeddings are used where they are. Makes no decisions.
+model, embeddings are used where they are.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Embeddings:
         except UNREADABLE:
             raise Damaged("its header is invalid") from None
         if named != name:
-            raise Damaged("its hash belongs to another image")
+            raise Damaged("the hash in it is of a different image")
         if any(metadata.get(name) != value for name, value in self._identity.items()):
             raise Damaged("it belongs to another model or format")
         num_tokens, rest = divmod(header.nbytes, self._width * self._dtype.itemsize)
@@ -197,7 +197,7 @@ class Pages:
             raise Damaged("it belongs to another model or format")
         key = bytes.fromhex(name.removesuffix(store.PAGE_SUFFIX))
         if metadata.get("name") != key.hex():
-            raise Damaged("it holds another page")
+            raise Damaged("it contains a different page than its name says")
         if header.shape != [1, header.nbytes]:
             raise Damaged("its size is wrong")
         return key, header.nbytes

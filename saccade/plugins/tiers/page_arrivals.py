@@ -1,12 +1,13 @@
 """Loads KV pages from host memory and disk for waiting sequences.
 
-An arrival is one load of a chain of pages. It owns the pages that it allocated in the pool, and
-holds the nodes of the path before them. When it ends, the prefix cache takes over its pages.
+An arrival is one load of a chain of pages. Until it ends, the pages that it allocated in the pool
+belong to it, and it holds the nodes of the path before them. When it ends, the prefix cache takes
+over its pages.
 
-Decides whether a read is worth the wait. Only the sequence of the arrival waits, and any others
-that need the same pages; each page is read once. Pages that are missing, damaged or late are
-computed. An arrival is late if its pages could have been computed by then, at the measured rates
-of tokens and bytes per second.
+A read is started only if it is worth the wait. Only the arrival's sequence waits, and others that
+need the same pages. Each page is read once. Pages that are missing, damaged or late are computed.
+An arrival is late if its pages could have been computed by then, at the measured rates of tokens
+and bytes per second.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Restore:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A load of the pages `names`, in order, which start at page `depth` of the sequence."""
+    """A load of the pages `names`, in order. The first one is page `depth` of the sequence."""
 
     sequence: Sequence
     held: Node  # the last node of the path before them
@@ -264,7 +265,9 @@ class PageArrivals:
         return names[:end]
 
     def _resumes(self, name: bytes) -> bool:
-        """Return True if a sequence can resume after page `name`: a model with states needs one."""
+        """Return True if a sequence can resume after page `name`. A model with states needs a state
+        there.
+        """
         return self._prefix.snapshots is None or state_name(name) in self.kept
 
     def begin_reads(self, sequence: Sequence, path: Seq[Node], names: list[bytes]) -> bool:
@@ -362,8 +365,8 @@ class PageArrivals:
     ) -> None:
         """Process the workers' updates about reads and writes.
 
-        unread: pages whose reads have not started. An update on one of them is about an earlier
-        read that was cancelled, and is ignored.
+        unread: pages whose reads have not started. An update on one of these is about an earlier
+        read that was cancelled, so it is ignored.
         """
         for name, happened, tier in events:
             arrival = self._by_name.get(name)
@@ -433,7 +436,9 @@ class PageArrivals:
             self._end(arrival)
 
     def _cut(self, arrival: Arrival, index: int) -> None:
-        """Give up the pages of a load from `index` on."""
+        """Stop loading the pages of an arrival from `index` on, and free their pages in the
+        pool.
+        """
         names = arrival.names[index : arrival.whole]
         if arrival.state is not None and index < len(arrival.names):
             names.append(arrival.state)

@@ -1,8 +1,8 @@
 """KV pages and sequences' states on disk.
 
-A page is one row of bytes, which holds the tokens of the page for every layer. Rank 0 writes the
-rows of all ranks, concatenated, and broadcasts pages that were read, so that all ranks agree on the
-content of the store.
+A page is one row of bytes, with the keys and values of its tokens for every layer. Rank 0 writes
+the rows of all ranks, concatenated, and broadcasts pages that were read, so that all ranks agree on
+the content of the store.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """KV pages and sequences' states in host memory: one rank's shard of each, copied while the GPU
 computes.
 
-Owns the memory and allocates it in units of a page; a state takes several. On a GPU, all copies run
-on one stream, so a row has been read before the next copy overwrites it. A page is read directly
-into its slot in the pool. Steps must not touch the slot before `_settle` makes them wait for the
-read.
+Memory is allocated in units of a page; a state takes several. On a GPU, all copies run on one
+stream, so a row has been read before the next copy overwrites it. A page is read directly into its
+slot in the pool. Steps must not touch the slot before `_settle` makes them wait for the read.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ Only files with these names (`core/store.py`) that belong to this server's user 
 and removed. All other entries are ignored, and symbolic links and pipes are not opened.
 
 Space is reserved under the lock before a byte is written, so the budget is never exceeded. Locks
-are the kernel's (flock), which releases the locks of an exited server at once, so no lock is ever
-stale. The unlocked drafts of an exited server are removed by the next eviction. After a crash, the
-count in the lock file may be too high, but never too low; the next eviction recounts. Eviction is
-LRU across all models. A server opens only the files that it needs. The first server that computes
-an embedding writes it, and each read counts as a use.
+are the kernel's (flock). The kernel releases the locks of an exited server at once, so no lock is
+ever stale. The unlocked drafts of an exited server are removed by the next eviction. After a crash,
+the count in the lock file may be too high, but never too low; the next eviction recounts. Eviction
+is LRU across all models. A server opens only the files that it needs. The first server that
+computes an embedding writes it, and each read counts as a use.
 """
 
 from __future__ import annotations
@@ -91,8 +91,6 @@ STORE = SharedFolder
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Found:
-    """A complete file of an embedding. The least recently used sorts first."""
-
     used: int
     nbytes: int
     folder: Path

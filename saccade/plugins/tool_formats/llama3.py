@@ -66,7 +66,7 @@ class Llama3Grammar:
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         arguments = arguments_of(index, schema, parts)
-        # Without a tag, tokenise it word by word, as the start of any JSON response would be.
+        # Without a tag, tokenize it word by word, as the start of any JSON response would be.
         words = ("{", '"name"', ": ", json.dumps(tool.name), ", ", '"parameters"', ": ")
         return [f'tool_{index}: {" ".join(map(quoted, words))} {arguments} "}}"']
 

@@ -111,8 +111,8 @@ def check_frames(probes: Sequence[Probe], param: str) -> None:
     for number, probe in enumerate(probes):
         if probe.upright != first:
             raise ImageError(
-                f"frame {number} of the video is {probe.upright[1]} x {probe.upright[0]} px, and "
-                f"the first {first[1]} x {first[0]}: send frames of one size",
+                f"frame {number} of the video is {probe.upright[1]} x {probe.upright[0]} px, but "
+                f"the first one is {first[1]} x {first[0]}: send frames of one size",
                 param,
             )
 

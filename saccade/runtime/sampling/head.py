@@ -2,8 +2,8 @@
 
 In each step, the head first computes all tokens of the batch, so that its own KV cache is complete.
 Then it drafts token by token for the rows that request draft tokens. Draft tokens do not change
-outputs. They may be less accurate after a prefix from the cache, because the head's last keys of a
-KV page depend on the token after that page, which may be another one.
+outputs. They may be less accurate after a prefix from the cache: the head's last keys in a KV page
+depend on the token after the page, and this token may have been a different one.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class Sampler:
     def _report(
         self, raw: torch.Tensor, tokens: torch.Tensor, draws: Draws, wants: Sequence[int]
     ) -> Report:
-        """Build the report. `raw` are the log-probabilities of the rows `wants`, [W, V]."""
+        """Return the report. `raw` has the log-probabilities of the rows `wants`, [W, V]."""
         tops = [self._tops[draws.rows[at]] for at in wants]
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
@@ -340,7 +340,6 @@ class Sampler:
 
 
 def _some(draws: Draws, places: Sequence[int], index: torch.Tensor) -> Draws:
-    """Select rows. `index` has the same values as `places`, on the device."""
     return Draws(
         [draws.rows[at] for at in places],
         [draws.counts[at] for at in places],

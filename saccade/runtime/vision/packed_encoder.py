@@ -95,7 +95,6 @@ class PackedEncoder:
     def _pieces(
         self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid], *, plain: bool
     ) -> Generator[int, None, list[torch.Tensor]]:
-        """Encode pack by pack, without graphs if `plain` is true."""
         facts = [self._positions.facts(grid) for grid in grids]
         embeddings: list[torch.Tensor] = []
         for pack in self.packs([fact.num_patches for fact in facts]):
@@ -119,7 +118,7 @@ class PackedEncoder:
 
     @property
     def captures(self) -> bool:
-        """True if graphs may have been captured, which contain the addresses of weights."""
+        """True if graphs may have been captured. Graphs contain the addresses of weights."""
         return self._graphs is not None
 
     def replace(self, net: TowerNet) -> None:

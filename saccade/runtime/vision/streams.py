@@ -119,8 +119,9 @@ class StreamStopwatch:
 
 
 class Copies:
-    """A stream for copies of embeddings between host and device, which are made in order. Only
-    users of a copy wait for it.
+    """A stream for copies of embeddings between host and device, in order.
+
+    Only users of a copy wait for it.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -51,7 +51,7 @@ class TileReader:
         self._embeddings = embeddings
 
     def read(self, encodes: Sequence[Encode]) -> Mapping[ImageKey, CachedTiles]:
-        """Return the cached tiles of each image that has any, by the image's key."""
+        """Return the cached tiles by image key, for the images that have any."""
         return {encode.key: self._read(encode) for encode in encodes if encode.copies}
 
     def _read(self, encode: Encode) -> CachedTiles:

@@ -76,8 +76,8 @@ class Stopwatch:
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """Images that are encoded together, and their progress. Costs are in patch-blocks: patches
-    times blocks of the vision encoder.
+    """Images that are encoded together, and their progress. Costs are in patch-blocks: the number
+    of patches times the vision encoder's blocks.
 
     `cost` and `spent` are equal on all ranks, so that the encoding ends in the same step on all of
     them. `done` and `following` concern this rank.
@@ -311,11 +311,10 @@ class VisionEncoder:
         return self._encoder.adapt()
 
     def close(self) -> None:
-        """Release the graphs, which use collectives."""
+        """Release the graphs. They use collectives, so call this before the ranks disconnect."""
         self._encoder.close()
 
     def _gather(self, encoding: Encoding) -> list[torch.Tensor]:
-        """Gather the embeddings of all ranks, in the order of `encoding.encodes`."""
         spec, shard, encodes = self._spec, self._shard, encoding.encodes
         patches = [encode.patches for encode in encodes]
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]
@@ -346,7 +345,7 @@ def is_fatal(error: Exception, device: torch.device) -> bool:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the reason for `StepResult.failed`, which is "" if memory ran out."""
+    """Return the reason for `StepResult.failed`: "" if memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return ""
     words = str(error).strip()

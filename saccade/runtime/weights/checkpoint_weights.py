@@ -215,9 +215,8 @@ def check_language(policy: QuantPolicy, net: Net) -> Net:
     """
     if policy.made and not policy.tally.kinds:
         raise ConfigError(
-            f"--quantization {policy.made}: the language model has no matrices of Saccade's own "
-            "(transformers' modules compute it), so nothing would be quantised; use "
-            "--quantization auto"
+            f"--quantization {policy.made}: the language model runs on transformers' modules, so "
+            "no matrix would be quantized; use --quantization auto"
         )
     return check_tower(policy, net)
 
@@ -230,17 +229,16 @@ def check_tower(policy: QuantPolicy, net: Net) -> Net:
     """
     if policy.tower and not policy.tally.tower.count:
         raise ConfigError(
-            "--quantization-tower int8: this model has no vision tower, or transformers' own, "
-            "which is not quantised; use --quantization-tower none"
+            "--quantization-tower int8: this model has no vision encoder, or one of "
+            "transformers' modules, which is not quantized; use --quantization-tower none"
         )
     return net
 
 
 def _warn_of(unused: Sequence[str], folder: Path) -> None:
-    """Log a warning about tensors of the checkpoint that no layer uses."""
     if unused:
         logger.warning(
-            "%s: %d tensors belong to no layer and are ignored: %s",
+            "%s: %d tensors are not used by any layer, and are ignored: %s",
             folder,
             len(unused),
             ", ".join(unused[:5]) + (" ..." if len(unused) > 5 else ""),

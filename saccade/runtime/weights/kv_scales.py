@@ -32,14 +32,14 @@ def read_kv_scales(folder: Path, layers: int) -> tuple[tuple[float, float], ...]
                     number, which = match.groups()
                     found[int(number), which] = _scale(path, name, file.get_tensor(name))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged or not complete: {error}") from error
+            raise CheckpointError(f"{path} is damaged or incomplete: {error}") from error
     if not found:
         return ()
     numbers = sorted({number for number, _ in found})
     if len(found) != 2 * layers or len(numbers) != layers:
         raise CheckpointError(
             f"{folder}: {len(found)} tensors k_scale and v_scale for {layers} layers: the "
-            "checkpoint is not complete; use --kv-cache-dtype auto"
+            "checkpoint is incomplete; use --kv-cache-dtype auto"
         )
     return tuple((found[number, "k"], found[number, "v"]) for number in numbers)
 
@@ -47,10 +47,10 @@ def read_kv_scales(folder: Path, layers: int) -> tuple[tuple[float, float], ...]
 def _scale(path: Path, name: str, tensor: torch.Tensor) -> float:
     if tensor.numel() != 1 or not tensor.is_floating_point():
         raise CheckpointError(
-            f"{path}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but only one scale for "
-            "a layer's keys and one for its values can be used; use --kv-cache-dtype auto"
+            f"{path}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but each layer must "
+            "have one scale for its keys and one for its values; use --kv-cache-dtype auto"
         )
     scale = float(tensor)
     if not (math.isfinite(scale) and scale > 0):
-        raise CheckpointError(f"{path}: tensor {name} is {scale}: a scale is above 0")
+        raise CheckpointError(f"{path}: tensor {name} is {scale}: a scale must be above 0")
     return scale

@@ -35,7 +35,7 @@ the head.
 Made = Literal["int8", "int4"]
 """The formats to which matrices can be quantized at load."""
 Kind = Literal["int8", "int4", "fp8"]
-Where = Literal["language model", "vision tower"]
+Where = Literal["language model", "vision encoder"]
 COSTS: Mapping[Kind, str] = {
     "int8": "a trained model of 135 M parameters lost 0.4 % of its perplexity so",
     "int4": "a trained model of 135 M parameters lost about 27 % of its perplexity so",
@@ -129,12 +129,12 @@ class LoadTally:
             if (kept := self.kinds.get(kind)) is not None:
                 said.append(kept.line("language model", kind, name))
         if self.tower.count:
-            said.append(self.tower.line("vision tower", "int8", name))
+            said.append(self.tower.line("vision encoder", "int8", name))
         if self.restored:
             said.append(
-                f"{self.restored} quantised matrices of the checkpoint made {name} at load: "
-                f"{self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as stored"
-                + "".join(f" ({reason})" for reason in sorted(self.reasons))
+                f"{self.restored} quantized matrices of the checkpoint converted to {name} at "
+                f"load: {self.restored_bytes / MIB:.0f} MiB, {self.stored_bytes / MIB:.0f} as "
+                "stored" + "".join(f" ({reason})" for reason in sorted(self.reasons))
             )
         if self.losses:
             worst = max(self.losses, key=self.losses.__getitem__)
@@ -152,8 +152,8 @@ def check_int8(said: str, instead: str, device: torch.device) -> None:
     """
     if device.type != "cpu" or not runs_int8():
         raise ConfigError(
-            f"{said}: it needs --device cpu and an x86 processor with VNNI "
-            f"(avx512_vnni or avx_vnni); use {instead}"
+            f"{said}: it needs --device cpu and an x86 CPU with VNNI (avx512_vnni or avx_vnni); "
+            f"use {instead}"
         )
 
 

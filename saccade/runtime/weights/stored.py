@@ -182,7 +182,7 @@ def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None
     files.mark_asked([part.name])
     if part.name not in files:
         raise CheckpointError(
-            f"{files.folder}: no file has the tensor {part.name}, which config.json asks for"
+            f"{files.folder}: no file has the tensor {part.name}, which config.json requires"
         )
     kind, shape = files.describe(part.name)
     if kind not in formats:
@@ -194,9 +194,8 @@ def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None
 def unreadable(files: TensorFiles, name: str, kind: str) -> CheckpointError:
     return files.wrong(
         name,
-        f"is stored as {kind}; only F32, F16 and BF16 weights can be read, "
-        "and quantised ones whose scales are in config.json's quantization_config: use the "
-        "model's unquantised checkpoint",
+        f"is stored as {kind}; only F32, F16 and BF16 weights are supported, and quantized ones "
+        "that config.json's quantization_config describes: use the model's unquantized checkpoint",
     )
 
 

@@ -83,7 +83,7 @@ class TensorFiles:
     def misshapen(
         self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]
     ) -> CheckpointError:
-        return self.wrong(name, f"is {list(found)}, but config.json makes it {list(wanted)}")
+        return self.wrong(name, f"is {list(found)}, but by config.json it must be {list(wanted)}")
 
     def mark_asked(self, names: Collection[str]) -> None:
         """Record that a layer uses these tensors."""
@@ -111,7 +111,7 @@ class TensorFiles:
 
 
 class TensorSlice(Protocol):
-    """One tensor in a file, which is read when it is indexed. The dtype is safetensors' name."""
+    """One tensor in a file. Indexing it reads the slice. The dtype is safetensors' name."""
 
     def get_shape(self) -> Sequence[int]: ...
     def get_dtype(self) -> str: ...
@@ -142,7 +142,7 @@ def weight_files(folder: Path) -> list[Path]:
         files = [folder / str(name) for name in names]
         if missing := [path.name for path in files if not path.is_file()]:
             raise CheckpointError(
-                f"{index} lists missing files: {', '.join(missing)}: the download is not complete"
+                f"{index} lists missing files: {', '.join(missing)}: the download is incomplete"
             )
     else:
         files = sorted(folder.glob("*.safetensors"))
@@ -164,7 +164,7 @@ def open_tensors(path: Path) -> TensorFile:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or not complete: {error}") from error
+        raise CheckpointError(f"{path} is damaged or incomplete: {error}") from error
 
 
 REPORT_SECONDS = 0.2

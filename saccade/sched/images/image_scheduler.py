@@ -428,7 +428,8 @@ class ImageScheduler:
         return here.awaits is None
 
     def tower(self, decodes: bool, beside: bool) -> int:
-        """Compute `Plan.tower`. It is 0 if there is no limit, or if no image is being encoded.
+        """Return the budget of the vision encoder in the step (`Plan.tower`). 0 means that there is
+        no limit, or that no image is being encoded.
 
         An image that only background requests need is encoded in parts. It pauses if the step has
         other work (`beside`), unless its space is needed.
@@ -484,9 +485,6 @@ class ImageScheduler:
         return self._request_pixels(image)
 
     def _in_flight(self) -> int:
-        """Return the number of images that are requested, arrived, being read from disk, or
-        staged.
-        """
         pixels = sum(each.stage != "encoding" for each in self._under_way.values())
         return pixels + len(self._embeddings.keys_being_read) + len(self._embeddings.staged)
 
@@ -557,7 +555,7 @@ class ImageScheduler:
         """Return True if the embedding fits on the device.
 
         For a running sequence that would otherwise be stuck, the device may exceed its budget: by
-        one image per plan, the first missing one. If there is no space, the sequence becomes
+        the first missing image, once per plan. If there is no space, the sequence becomes
         `cramped`.
         """
         fits, builder = self._embeddings.fits, walk.builder
@@ -665,7 +663,6 @@ class ImageScheduler:
             del self._fresh[key]
 
     def _release_prefetched(self, but: Collection[ImageKey]) -> None:
-        """Release the embeddings that were encoded in advance, except those in `but`."""
         for key in [key for key in self._fresh if key not in but]:
             self._end_ahead(key)
 

@@ -37,8 +37,9 @@ class InFlightImage:
 
 @dataclass(slots=True)
 class Fresh:
-    """An embedding that was just encoded. It has one hold on the device while it is `ahead`, and
-    another while it is `unsaved`.
+    """An embedding that was just encoded.
+
+    It has one hold on the device while it is `ahead`, and another while it is `unsaved`.
     """
 
     ahead: bool = True  # no plan has used it yet

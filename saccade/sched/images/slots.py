@@ -1,8 +1,8 @@
 """The pixel arena: allocates slots for images, and caches pixels for a later use.
 
-The front and the workers write and read the slots. Only offsets and sizes are managed here. A slot
-is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache: they are
-evicted when space is needed.
+The front and the workers write and read the slots. This module manages only offsets and sizes. A
+slot is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache:
+they are evicted when space is needed.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class PixelSlots:
         return slot
 
     def reuse(self, key: ImageKey) -> PixelSlot | None:
-        """Return the slot with the kept pixels of `key`, which is now in use, or None if there is
-        none.
+        """Return the slot with the kept pixels of `key`, or None if there is none. The slot is now
+        in use.
         """
         slot = self._kept.pop(key, None)
         if slot is not None:
@@ -121,7 +121,7 @@ class PixelSlots:
         return slot
 
     def keep_pixels(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Keep a slot's pixels for `key`. The slot is no longer in use."""
+        """Release a slot, but cache its pixels under `key` until space is needed."""
         assert key not in self._kept
         self.bytes_in_use -= slot.nbytes
         self._kept[key] = slot

@@ -1,4 +1,4 @@
-"""Incremental detokenisation, and stop strings.
+"""Incremental detokenization, and stop strings.
 
 Each update of a response contains only complete characters. Together, the updates are the text that
 decoding all tokens at once would return.
@@ -130,7 +130,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], kept: bool = False) -> None:
-        """Start a response. `stops` are not empty strings."""
+        """Start a response. `stops` must not contain empty strings."""
         assert all(stops)
         self.found: str | None = None
         """The stop string that ended the response."""

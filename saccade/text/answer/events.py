@@ -27,7 +27,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A part of a call's arguments. All parts together are a JSON object."""
+    """A fragment of a tool call's arguments. The fragments, joined, are a JSON object."""
 
     index: int
     text: str

@@ -1,7 +1,7 @@
 """Parses a tool call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
 
-After every character, the scanner checks whether a JSON document can still follow. Control
-characters in strings, which models write, are accepted and replaced by escapes.
+After every character, the scanner checks whether a JSON document can still follow. Models write
+control characters in strings. These are accepted, and replaced by escapes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class JsonScanner:
         return character if numeric or begun else None
 
     def _end_word(self) -> bool:
-        """End a number. Return True if it is valid."""
         whole = NUMBER.fullmatch(self._word) is not None
         self._word = ""
         self._end_value()
@@ -273,7 +272,6 @@ def _as_object(text: str) -> str | None:
 
 
 def _is_text(text: Any) -> bool:
-    """Return False if the text contains a lone surrogate, which UTF-8 cannot encode."""
     try:
         str(text).encode()
     except UnicodeEncodeError:

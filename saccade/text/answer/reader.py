@@ -41,7 +41,7 @@ class EventReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """How to parse a response, which is determined by the request."""
+    """How to parse a response, as determined by the request."""
 
     # `reasoning_at` the prompt, for reasoning in `tags`; `None`: reasoning tags are text
     where: Where | None = None
@@ -108,9 +108,9 @@ class AnswerReader:
     ) -> None:
         """Start a response.
 
-        where: `reasoning_at` the prompt; `None`: reasoning tags are text. form: the tool-call
-        format; `None`: calls are text. tools, eager: as in `ToolCalls`. certain: a call is invalid
-        only if the end of the response truncates it.
+        where: from `reasoning_at`; `None`: reasoning tags are text. form: the tool-call format;
+        `None`: calls are text. tools, eager: as in `ToolCalls`. certain: a grammar ensures valid
+        calls, so only the end of the response can break one.
         """
         self._reasoning = None if where is None else Reasoning(where, tags)
         self._form = form

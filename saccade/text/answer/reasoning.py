@@ -62,7 +62,7 @@ class Reasoning:
         return self._where == "open"
 
     def feed(self, text: str) -> list[Piece]:
-        """Return the text that can be assigned to reasoning or response."""
+        """Return the text that is now known to be reasoning or response."""
         self._held += text
         pieces: list[Piece] = []
         while self._step(pieces):
@@ -77,7 +77,6 @@ class Reasoning:
         return self._piece(held if held.strip("\n") else "")
 
     def _step(self, pieces: list[Piece]) -> bool:
-        """Parse on. Return True if text remains to be parsed."""
         if self._where == "either":
             start = self._held.lstrip()
             begin = self._tags.begin

@@ -157,7 +157,9 @@ class ToolCalls:
         self._started = True
 
     def _break(self, events: list[Event], rest: str) -> str:
-        """Treat a supposed call as text. Return the text to parse (again) after its tag."""
+        """Treat the supposed call as text. Returns the text after its tag, which is parsed
+        again.
+        """
         if self._started:
             events.append(CallBroken(self._next - 1))
         self._call, self._started = None, False

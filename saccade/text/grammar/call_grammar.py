@@ -34,8 +34,8 @@ class ValueParts:
         if self._characters > MAX_CHARACTERS:
             raise InvalidRequest(
                 f"{self._param}: the schemas of these tools are too large for a grammar: "
-                f"{self._characters} characters and more, with what each refers to; the limit is "
-                f"{MAX_CHARACTERS}: offer fewer tools, or none that is strict",
+                f"{self._characters} characters or more, with their references; the limit is "
+                f"{MAX_CHARACTERS}: send fewer tools, or none that is strict",
                 self._param,
             )
         self.made.append(part)

@@ -80,7 +80,9 @@ def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
     ]
     if len(constraints) > 1:
         first, second = constraints[0].param, constraints[1].param
-        raise InvalidRequest(f"{second}: excluded by {first}; give one", second)
+        raise InvalidRequest(
+            f"{second} and {first} are mutually exclusive: send one of them", second
+        )
     return constraints[0] if constraints else None
 
 
@@ -101,7 +103,7 @@ def read_response_format(
     for name in taken.values():
         if value.get(name) is not None and name != taken.get(kind):
             where = f"{param}.{name}"
-            raise InvalidRequest(f"{where}: excluded by type {kind!r}", where)
+            raise InvalidRequest(f"{where}: not allowed with type {kind!r}", where)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -161,7 +163,8 @@ def read_guided(fields: Mapping[str, Any]) -> OutputConstraint | None:
         return None
     if len(given) > 1:
         raise InvalidRequest(
-            f"guided_{given[1]}: excluded by guided_{given[0]}; give one", f"guided_{given[1]}"
+            f"guided_{given[1]} and guided_{given[0]} are mutually exclusive: send one of them",
+            f"guided_{given[1]}",
         )
     where = "guided_whitespace_pattern"
     spacing = _spacing(None, fields.get(where), where)

@@ -63,7 +63,7 @@ class NamedArguments(TaggedCalls):
 
 
 def _string_values(schema: Any) -> list[str] | None:
-    """Return the texts of an enum or a const, or `None` if any value is not a string."""
+    """Return the strings of an enum or a const, or `None` if any value is not a string."""
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -26,5 +26,5 @@ def lark_part(name: str, lark: str) -> Part:
 
 
 def quoted(text: str) -> str:
-    """Return `text` as a Lark string, which has JSON's syntax except for one character."""
+    """Return `text` as a Lark string: JSON's syntax, except for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -31,7 +31,7 @@ def allowed_types(schema: Any, root: Any) -> set[str]:
 
 
 def _own_types(schema: Any, root: Any) -> tuple[set[str], list[Any]]:
-    """Return the types that a schema specifies, or else the schemas that it refers to."""
+    """Return the types that a schema specifies, or the schemas that it refers to instead."""
     if not isinstance(schema, Mapping):
         return {"string"}, []
     kinds = schema.get("type")

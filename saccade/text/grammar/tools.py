@@ -92,11 +92,11 @@ def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) 
             continue
         if tool.name in named:
             where = f"{tool.place}.name"
-            raise InvalidRequest(f"{where}: a second tool named {tool.name!r}", where)
+            raise InvalidRequest(f"{where}: duplicate tool name {tool.name!r}", where)
         named[tool.name] = tool
     if (size := sum(tool.num_characters for tool in named.values())) > MAX_TOOLS_CHARACTERS:
         raise InvalidRequest(
-            f"tools: {size} characters in all; the limit is {MAX_TOOLS_CHARACTERS}: offer fewer, "
+            f"tools: {size} characters in all; the limit is {MAX_TOOLS_CHARACTERS}: send fewer, "
             "or shorten their descriptions",
             "tools",
         )

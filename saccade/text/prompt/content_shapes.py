@@ -91,8 +91,6 @@ def find_shapes(render: Render) -> ContentShapes:
 
 
 class _Found:
-    """Collects the shapes in which each role's text was rendered, for several conversations."""
-
     def __init__(self, render: Render) -> None:
         self._render = render
         self._best: dict[str, set[frozenset[Shape]]] = {}
@@ -149,7 +147,7 @@ def _other(role: str) -> str:
 
 
 def _seal(role: str) -> str:
-    """Return an extra field's value, which is rendered only if a part is printed as a dict."""
+    """Return the value of an extra field, which is rendered only if a part is printed as a dict."""
     return f"sealed{role}"
 
 

@@ -112,7 +112,6 @@ def find_offsets(
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,11 +1,11 @@
 """Keeps clients from writing special tokens: only the chat template can.
 
-The name of a special token in a message is tokenised as plain text. To distinguish it from one that
+The name of a special token in a message is tokenized as plain text. To distinguish it from one that
 the template wrote, each special token has a key character (`|` for Qwen's `<|im_end|>`). During
 rendering, a random private-use character replaces every key character in the client's texts. These
 texts then cannot form a special token, however the template splits and joins them. The special
 tokens in the marked text are therefore the template's, and have the same offsets in the prompt. If
-messages contain no names of special tokens, the prompt is tokenised as usual.
+messages contain no names of special tokens, the prompt is tokenized as usual.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rendered:
 
 
 class Literals:
-    """Renders and tokenises chats with one tokenizer."""
+    """Renders and tokenizes chats with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -132,7 +132,6 @@ class Literals:
         return [0] * len(before) + ends[:-1] + [0] * len(after)
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """Return the tokens that the tokenizer adds before and after a text."""
         bare, whole = self._tokenizer.encode("x"), self._tokenizer.encode("x", special=True)
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:at], whole[at + len(bare) :]
@@ -141,7 +140,7 @@ class Literals:
         return listed(self._plain.encode_batch_fast([text], add_special_tokens=False)[0], most)
 
     def _specials(self, text: str) -> list[tuple[int, int, int]]:
-        """Return the special tokens that the tokenizer finds in `text`: (start, end, id)."""
+        """Return (start, end, id) of the special tokens that the tokenizer finds in `text`."""
         return [
             (match.start(), match.end(), token)
             for match in self._pattern.finditer(text)

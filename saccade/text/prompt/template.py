@@ -132,7 +132,7 @@ def listed(encoding: Encoding, most: int | None = None) -> list[int]:
 
 
 class TooManyTokens(Exception):
-    """A text has at least `count` tokens, which is more than allowed."""
+    """A text has more tokens than allowed: at least `count`."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"at least {count} tokens")
@@ -281,7 +281,6 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> str:
-        """Render with the template `name`. Raises one of `_REFUSALS`."""
         return self._compiled[name].render(
             **variables,
             messages=messages,
@@ -334,8 +333,7 @@ def _find_sources(
         return {"default": _read_text(default)}, str(default)
     raise CheckpointError(
         f"{directory}: no chat template in chat_template.jinja, chat_template.json or "
-        "tokenizer_config.json; "
-        "give one with --chat-template FILE"
+        "tokenizer_config.json; set one with --chat-template FILE"
     )
 
 
@@ -412,7 +410,7 @@ def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[Tem
         final["content"] = [*content[:-1], {**content[-1], "text": last + _CONTINUE_HERE}]
     else:
         raise InvalidRequest(
-            f"{param}: the last message is to be continued, so it must end in text", param
+            f"{param}: the last message must end in text, because it is to be continued", param
         )
     return [*messages[:-1], final], last
 
@@ -447,7 +445,7 @@ def _read_backend(directory: Path, config: Mapping[str, Any]) -> Backend:
 
 
 def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
-    """Add the tokens that tokenizer.json does not have, ordered by id."""
+    """Add the tokens that tokenizer.json lacks, ordered by id."""
     known = backend.get_added_tokens_decoder()
     late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
     for _, token in late:
@@ -469,7 +467,6 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in `path`, or an empty one if the file is missing."""
     if not path.is_file():
         return {}
     try:

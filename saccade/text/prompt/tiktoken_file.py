@@ -60,8 +60,8 @@ def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     kind = settings.get("tokenizer_class")
     if not isinstance(kind, str) or kind not in RULES:
         raise CheckpointError(
-            f"{shown(path)}: how tokenizer_class {kind!r} cuts text is not known "
-            f"({', '.join(RULES)} is): put the fast tokenizer's tokenizer.json beside it"
+            f"{shown(path)}: tokenizer_class {kind!r} is not supported (supported: "
+            f"{', '.join(RULES)}): add the fast tokenizer's tokenizer.json to the directory"
         )
     rules, known = RULES[kind], _read_ranks(path)
     model = models.BPE(known, merges_of(known, known), ignore_merges=True)
@@ -109,14 +109,16 @@ def _reserved(
     try:
         for at, token in (settings.get("added_tokens_decoder") or {}).items():
             if int(at) not in names:
-                raise ValueError(f"{at} is no token of {first} to {first + rules.reserved - 1}")
+                raise ValueError(
+                    f"{at} is not a token from {first} to {first + rules.reserved - 1}"
+                )
             names[int(at)] = token["content"]
             if not token.get("special", False):
                 plain.add(int(at))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{shown(path)}: added_tokens_decoder: {error}") from None
     if len(set(names.values())) < len(names):
-        raise CheckpointError(f"{shown(path)}: added_tokens_decoder names two tokens alike")
+        raise CheckpointError(f"{shown(path)}: added_tokens_decoder contains a token twice")
     return [
         AddedToken(name, special=at not in plain, normalized=False) for at, name in names.items()
     ]

@@ -70,7 +70,7 @@ def refused(spec: AnySpec, reason: str, **images: Any) -> None:
 
 def test_features_for_layers_are_not_left_out(checkpoint: Callable[[str], AnySpec]) -> None:
     names = "deepstack_visual_embeds, visual_pos_masks"
-    reason = f"its decoder is handed {names}, which are not supported"
+    reason = f"its decoder is called with {names}, which are not supported"
     refused(checkpoint("cohere_compass"), reason, deepstack=None)
 
 
@@ -84,13 +84,13 @@ def test_learned_rows_are_not_left_out(
     checkpoint: Callable[[str], AnySpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(net, "marks", lambda _: frozenset())
-    refused(checkpoint("ovis2"), "its decoder is handed another row at token 0 ")
+    refused(checkpoint("ovis2"), "its decoder gets a different input at token 0 ")
 
 
 def test_text_around_images_is_the_processor_s(checkpoint: Callable[[str], AnySpec]) -> None:
     spec = checkpoint("idefics2")
     assert spec.images.joints == Joints(spaced=True, shared=1)
-    refused(spec, "its processor writes other tokens around images", joints=NO_JOINTS)
+    refused(spec, "its processor writes unknown tokens around images", joints=NO_JOINTS)
 
 
 def test_a_processor_s_rule_that_is_not_known_is_refused(
@@ -107,7 +107,7 @@ def test_a_processor_s_rule_that_is_not_known_is_refused(
         )
 
     monkeypatch.setattr(inspector, "ask_text", louder)
-    with pytest.raises(Unservable, match=r"its processor makes other tokens of .* by a rule"):
+    with pytest.raises(Unservable, match=r"its processor joins text and images by an unknown rule"):
         questions.model()
 
 
@@ -128,7 +128,7 @@ def test_what_comes_to_something_else_is_refused(
 ) -> None:
     own = getattr(net.AnyText, changed)
     monkeypatch.setattr(net.AnyText, changed, lambda *given: own(*given).flip(-1))
-    reasons = {"_embed": "its decoder is handed another row", "logits": "its logits of a prompt"}
+    reasons = {"_embed": "its decoder gets a different input", "logits": "its logits for a prompt"}
     refused(checkpoint("llava"), reasons[changed])
 
 
@@ -142,7 +142,7 @@ def test_images_that_look_at_each_other_are_refused(
         return made + made.mean(dim=0)
 
     monkeypatch.setattr(LlavaMultiModalProjector, "forward", mixed)
-    refused(checkpoint("llava"), "its decoder is handed another row")
+    refused(checkpoint("llava"), "its decoder gets a different input")
 
 
 def test_the_trial_shows_all_kinds_of_tokens_around_images(
@@ -194,7 +194,7 @@ def test_a_trial_costs_few_forwards(
     [
         ("position_ids", lambda each: each + 1, "an unknown position after the prompt"),
         ("attention_mask", torch.zeros_like, "decoder gets its own mask after the prompt"),
-        ("logits", lambda each: each.flip(0), "its logits of a decode step"),
+        ("logits", lambda each: each.flip(0), "its logits for a decode step"),
     ],
 )
 def test_a_decode_step_that_differs_is_refused(
@@ -252,13 +252,13 @@ def test_rows_of_a_mark_are_learned_if_all_images_have_the_same() -> None:
     theirs[1] = theirs[3] = 2.0
     found = learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({7}))
     assert list(found) == [7] and torch.equal(found[7], theirs[1])
-    with pytest.raises(Unservable, match=r"another row at token 1 \(id 7\)"):
+    with pytest.raises(Unservable, match=r"a different input at token 1 \(id 7\)"):
         learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({6}))
     theirs[3] = 3.0
-    with pytest.raises(Unservable, match="rows of its own in place of token 7"):
+    with pytest.raises(Unservable, match="its own inputs instead of token 7"):
         learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({7}))
     theirs[3] = 1.0
-    with pytest.raises(Unservable, match="two kinds of rows for token 7"):
+    with pytest.raises(Unservable, match="two different inputs for token 7"):
         learned_rows([(told((5, 7, 6, 7), theirs), ours)], frozenset({7}))
 
 

@@ -287,9 +287,9 @@ async def test_an_encoded_image_is_kept_decoded() -> None:
 @pytest.mark.parametrize(
     ("coding", "body", "words"),
     [
-        ("br", PICTURE, r"/a.png comes encoded \(br\), which is not supported"),
-        ("zstd", PICTURE, r"encoded \(zstd\), which is not supported: .* gzip or deflate"),
-        ("gzip, gzip", PICTURE, r"encoded \(gzip, gzip\), which is not supported"),
+        ("br", PICTURE, r"/a.png is compressed \(br\), which is not supported"),
+        ("zstd", PICTURE, r"compressed \(zstd\), which is not supported: .* gzip or deflate"),
+        ("gzip, gzip", PICTURE, r"compressed \(gzip, gzip\), which is not supported"),
         ("gzip", PICTURE, "and does not decode"),
         ("gzip", gzip.compress(PICTURE)[:-9], "and is cut short"),
         ("gzip", b"", "and is cut short"),

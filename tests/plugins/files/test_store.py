@@ -179,7 +179,7 @@ def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     store = FileStore(tmp_path, 1 << 20)
     for n in range(3):
         store.save(DATA, str(n), "vision", None)
-    with pytest.raises(TooLarge, match="3 files are kept"):
+    with pytest.raises(TooLarge, match="3 files are stored"):
         store.save(DATA, "x", "vision", None)
 
 

@@ -223,8 +223,8 @@ IN_TOWERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "colours": ("pixtral", {"clip.vision.image_mean": [0.5]}, "image_mean must be a list of 3"),
 }
 IN_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "width": ("pixtral", {"llama.embedding_length": 128}, "puts out 64 values, .* takes 128"),
-    "width of GLM": ("glm4v", {"glm4.embedding_length": 128}, "puts out 64 values, .* takes 128"),
+    "width": ("pixtral", {"llama.embedding_length": 128}, "has 64 values, .* expects 128"),
+    "width of GLM": ("glm4v", {"glm4.embedding_length": 128}, "has 64 values, .* expects 128"),
     "no marks": ("pixtral", {"tokenizer.ggml.tokens": ["[IMG]"]}, r"has no \[IMG_BREAK\]"),
     "sections": ("glm4v", {SECTIONS: [1, 2]}, "dimension_sections must be a list of 3 numbers"),
     "no sections": ("glm4v", {SECTIONS: None}, "dimension_sections is missing"),
@@ -281,7 +281,7 @@ def test_experts_that_are_no_pairs_are_named(headers: dict[str, Files]) -> None:
     said = refusal((misshapen(model, ups, 4, 16, 64), tower))
     assert f"tensor {ups} is [4, 16, 64], but {gates} [4, 32, 64]" in said
     flat = misshapen(misshapen(model, ups, 32, 64), gates, 32, 64)
-    assert f"tensor {gates} is [32, 64], no matrix for each expert" in refusal((flat, tower))
+    assert f"tensor {gates} is [32, 64], which is not one matrix" in refusal((flat, tower))
 
 
 @pytest.mark.parametrize(

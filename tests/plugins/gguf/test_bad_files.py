@@ -71,22 +71,22 @@ BAD = {
     "other magic": (b"PK\x03\x04" + bytes(64), "not a GGUF file"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "GGUF version 50331648"),
     "version 1": (head(0, 0, version=1), "GGUF version 1"),
-    "only magic": (b"GGUF", "the file ends too early"),
-    "many tensors": (head(HUGE, 0), f"{HUGE} tensors; at most 65536"),
+    "only magic": (b"GGUF", "the file is truncated"),
+    "many tensors": (head(HUGE, 0), f"{HUGE} tensors; the limit is 65536"),
     "tensors without room": (head(60_000, 0), "60000 tensors do not fit into it"),
-    "many fields": (head(0, HUGE), f"{HUGE} metadata fields; at most 4096"),
+    "many fields": (head(0, HUGE), f"{HUGE} metadata fields; the limit is 4096"),
     "long text": (head(0, 1, struct.pack("<Q", 1 << 60) + bytes(8)), "a text of"),
-    "long array": (head(0, 1, array("a", 4, HUGE)), f"{HUGE} values of a; at most"),
+    "long array": (head(0, 1, array("a", 4, HUGE)), f"{HUGE} values of a; the limit is"),
     "array without room": (head(0, 1, array("a", 8, 1 << 20)), "values of a do not fit"),
-    "array of arrays": (head(0, 1, array("a", 9, 1)), "an array of kind 9"),
-    "unknown kind": (head(0, 1, text("a") + struct.pack("<I", 77)), "a is of kind 77"),
+    "array of arrays": (head(0, 1, array("a", 9, 1)), "an array of type 9"),
+    "unknown kind": (head(0, 1, text("a") + struct.pack("<I", 77)), "a has the unknown type 77"),
     "no text": (head(0, 1, struct.pack("<Q", 2) + b"\xff\xfe" + bytes(8)), "not UTF-8"),
     "no dimensions": (head(1, 0, text("t") + bytes(24)), "0 dimensions"),
     "many dimensions": (head(1, 0, tensor("t", (1,) * 9)), "9 dimensions"),
     "unknown format": (head(1, 0, tensor("t", (32,), 999)), "format 999.*upgrade that package"),
     "no values": (head(1, 0, tensor("t", (0, 4))), r"tensor t is \[4, 0\]"),
     "overflow": (head(1, 0, tensor("t", (1 << 63, 1 << 63))), "tensor t is"),
-    "half a block": (head(1, 0, tensor("t", (33,), 8)), "which no tensor of format Q8_0 is"),
+    "half a block": (head(1, 0, tensor("t", (33,), 8)), "not a possible shape for format Q8_0"),
     "outside": (head(1, 0, tensor("t", (32,), 0, 1 << 62)), "tensor t ends at byte"),
     "cut values": (head(1, 0, tensor("t", (1 << 30,))), "download it again"),
     "twice": (head(2, 0, tensor("t", (1,)) * 2 + bytes(64)), "duplicate tensor name"),
@@ -124,7 +124,7 @@ def test_many_arrays_take_no_more_memory_than_one(tmp_path: Path, *, texts: bool
                 file.seek(header.MAX_ITEMS, 1)
         file.write(bytes(8))
     assert path.stat().st_blocks * 512 < path.stat().st_size / 50
-    words = "texts of" if texts else f"with a1 its arrays have {2 * header.MAX_ITEMS} values"
+    words = "texts of" if texts else f"its arrays up to a1 have {2 * header.MAX_ITEMS} values"
     with pytest.raises(CheckpointError, match=words):
         read_header(path)
 
@@ -168,20 +168,20 @@ def test_files_that_do_not_belong_together_are_refused(
     files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     second = write_files(gguf_checkpoint("qwen2_5_vl"), tmp_path, Kind.F32)
-    with pytest.raises(CheckpointError, match=r"a tower of qwen2\.5vl_merger.*not go with qwen3vl"):
+    with pytest.raises(CheckpointError, match=r"of type qwen2\.5vl_merger.*not belong to qwen3vl"):
         write_folder([files.model], second.mmproj)
     with pytest.raises(CheckpointError, match=r"has no vision encoder"):
         write_folder([files.model], second.model)
-    with pytest.raises(CheckpointError, match=r"it is a vision tower: give the language model's"):
+    with pytest.raises(CheckpointError, match=r"it is a vision encoder: pass the language model's"):
         write_folder([files.mmproj], files.mmproj)
-    with pytest.raises(CheckpointError, match=r"a separate vision file: pass it as --mmproj"):
+    with pytest.raises(CheckpointError, match=r"for the vision encoder: pass it as --mmproj"):
         write_folder([files.model], None)
     narrow = changed(files.model, qwen3vl__embedding_length=128)
     names = set(narrow.tensors)
-    with pytest.raises(CheckpointError, match="puts out 64 values, the language model takes 128"):
+    with pytest.raises(CheckpointError, match="64 values, but the language model expects 128"):
         make_configs(narrow, read_header(files.mmproj), names)
     flat = changed(files.model, qwen3vl__n_deepstack_layers=3)
-    with pytest.raises(CheckpointError, match=r"2 extra levels .* model\.gguf .* takes 3"):
+    with pytest.raises(CheckpointError, match=r"2 extra levels .* model\.gguf .* expects 3"):
         make_configs(flat, read_header(files.mmproj), names)
 
 
@@ -190,9 +190,9 @@ def test_a_tower_with_levels_that_the_model_does_not_take_is_refused(
     files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path, model: str
 ) -> None:
     hybrid = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
-    with pytest.raises(CheckpointError, match=r"2 extra levels .* takes 0: give the --mmproj"):
+    with pytest.raises(CheckpointError, match=r"2 extra levels .* expects 0: pass the --mmproj"):
         write_folder([hybrid.model], files.mmproj)
-    with pytest.raises(CheckpointError, match=r"0 extra levels .* takes 2: give the --mmproj"):
+    with pytest.raises(CheckpointError, match=r"0 extra levels .* expects 2: pass the --mmproj"):
         write_folder([files.model], hybrid.mmproj)
     assert write_folder([hybrid.model], hybrid.mmproj)
     # Some converters list the levels of a tower that has none.
@@ -207,10 +207,10 @@ def test_a_file_of_another_model_is_no_part_of_one(
 ) -> None:
     first = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
     for tower in (None, first.mmproj):
-        with pytest.raises(CheckpointError, match=r"holds clip, and is no part of model\.gguf"):
+        with pytest.raises(CheckpointError, match=r"clip, and does not belong to model\.gguf"):
             write_folder([first.model, first.mmproj], tower)
     other = write_files(gguf_checkpoint("qwen2_vl"), tmp_path / "other", Kind.F32)
-    with pytest.raises(CheckpointError, match="holds qwen2vl, and is no part of"):
+    with pytest.raises(CheckpointError, match="contains qwen2vl, and does not belong to"):
         write_folder([first.model, other.model], first.mmproj)
 
 
@@ -243,7 +243,7 @@ def test_parts_that_are_missing_are_named(files: Files, tmp_path: Path) -> None:
         make_configs(read_header(files.model), bare, set())
     part = tmp_path / "model-00001-of-00002.gguf"
     part.write_bytes(files.model.read_bytes())
-    with pytest.raises(CheckpointError, match=r"other parts are not there: model-00002-of-00002"):
+    with pytest.raises(CheckpointError, match=r"other parts are missing: model-00002-of-00002"):
         resolve_checkpoint(str(part))
 
 
@@ -269,7 +269,7 @@ def test_a_file_is_chosen_by_its_name_or_what_tells_it_from_others() -> None:
     assert choose(NAMES[3:4] + NAMES[:1], None, "x") == "A-Q4_K_M.gguf"
     for wanted in ("Q4_K", "Q2_K", None):
         with pytest.raises(
-            CheckpointError, match=r"name one, as in x:A-Q4_K_M\.gguf \(there are: A-Q4_K_M"
+            CheckpointError, match=r"select one, as in x:A-Q4_K_M\.gguf \(there are: A-Q4_K_M"
         ):
             choose(NAMES, wanted, "x")
 
@@ -279,7 +279,7 @@ def test_options_that_name_no_file_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match="--mmproj nothing: there is no such file"):
         resolve_checkpoint(str(files.model), tower_file="nothing")
-    with pytest.raises(CheckpointError, match="is a file already"):
+    with pytest.raises(CheckpointError, match="is a file: omit"):
         resolve_checkpoint(f"{files.model}:Q8_0")
     with pytest.raises(CheckpointError, match=r"absent\.gguf: there is no such file"):
         resolve_checkpoint(str(tmp_path / "absent.gguf"))

@@ -146,7 +146,7 @@ def test_matrices_are_whole_where_the_user_wants_that_or_float32(pair: Pair, mod
     net, line = load(folder, mode)  # type: ignore[arg-type]
     assert logits(net).equal(logits(load(twin, "none")[0]))
     assert {type(each) for each in projections(net)} == {DenseMatrix}
-    assert "quantised matrices of the checkpoint made float32 at load" in line
+    assert "quantized matrices of the checkpoint converted to float32 at load" in line
 
 
 @needs_vnni

@@ -417,5 +417,5 @@ def test_an_answer_is_a_call_or_what_else_is_asked_for(
     assert forced is not None
     assert not takes(matchers, grammars.compile(forced).text, '{"sum": 3}')
     regex = OutputConstraint("regex", "a", "structured_outputs.regex")
-    with pytest.raises(InvalidRequest, match="only JSON can be asked for"):
+    with pytest.raises(InvalidRequest, match="only JSON output is supported"):
         read_tool_choice("auto", TOOLS, style, True, regex)

@@ -173,11 +173,15 @@ async def test_so_many_requests_wait_and_no_more() -> None:
         world.starting.clear()
         waiting = [asyncio.create_task(ask(pool, "a", str(number))) for number in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match=r"3 requests wait for the model 'a'.*\(queue\)"):
+        with pytest.raises(
+            Overloaded, match=r"3 requests are waiting for the model 'a'.*limit is 3 \(queue\)"
+        ):
             await ask(pool, "a", "another")
         waiting += [asyncio.create_task(ask(pool, "b", str(number))) for number in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match=r"5 requests wait for models.*\(max-waiting\)"):
+        with pytest.raises(
+            Overloaded, match=r"5 requests are waiting for models.*limit is 5 \(max-waiting\)"
+        ):
             await ask(pool, "b", "another")
         world.starting.set()
         assert await asyncio.gather(*waiting) == ["a", "a", "a", "b", "b"]
@@ -188,7 +192,7 @@ async def test_one_client_gets_half_of_the_places() -> None:
         world.starting.clear()
         waiting = [asyncio.create_task(ask(pool, "a", "greedy")) for _ in range(4)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="4 of your requests wait"):
+        with pytest.raises(Overloaded, match="4 of your requests are waiting"):
             await ask(pool, "b", "greedy")
         waiting.append(asyncio.create_task(ask(pool, "b", "modest")))
         await asyncio.sleep(0)

@@ -209,9 +209,9 @@ def test_the_hubs_files_are_read_as_transformers_reads_them(tmp_path: Path) -> N
 YARN = {"full_attention": {"rope_type": "yarn"}}
 REFUSED: Refusals = {
     "config.json": [
-        ({"mm_tokens_per_image": 8}, "mm_tokens_per_image 8 is no square"),
-        ({"mm_tokens_per_image": 16}, "no square that divides 6 x 6 patches"),
-        ({"image_token_index": 600}, "600 is beyond the vocabulary of 600"),
+        ({"mm_tokens_per_image": 8}, "mm_tokens_per_image 8 must be the square"),
+        ({"mm_tokens_per_image": 16}, "must be the square of a number that divides 6"),
+        ({"image_token_index": 600}, "600 is not in the vocabulary of 600"),
         ({"text_config": {"attn_logit_softcapping": 50.0}}, "softcapping 50.0 is not supported"),
         (
             {"text_config": {"use_bidirectional_attention": True}},
@@ -229,7 +229,7 @@ REFUSED: Refusals = {
         ({"do_resize": False}, "do_resize false is not supported"),
         (
             {"size": {"height": 896, "width": 896}},
-            "896 x 896, but the vision tower was made for 84",
+            "896 x 896, but the vision encoder requires 84",
         ),
         ({"image_seq_length": 256}, "image_seq_length is 256"),
         ({"image_std": [0.5, 0.5, float("nan")]}, "image_std"),

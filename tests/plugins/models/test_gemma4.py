@@ -207,12 +207,12 @@ UNIFIED_REFUSED: Refusals = {
     "config.json": [
         ({"vision_config": {"model_type": "gemma4_vision"}}, "'gemma4_vision' is not supported"),
         ({"vision_config": {"output_proj_dims": 64}}, "output_proj_dims 64 is not supported"),
-        ({"vision_config": {"mm_posemb_size": 8}}, "8 positions are too few for images of 9"),
-        ({"vision_config": {"patch_size": 0}}, "3 patches of 0 pixels make no token"),
+        ({"vision_config": {"mm_posemb_size": 8}}, "8 positions are too few for an image with 9"),
+        ({"vision_config": {"patch_size": 0}}, "3 patches of 0 pixels are not a valid token"),
         ({"text_config": {"use_bidirectional_attention": "all"}}, "'all' is not supported"),
     ],
     "preprocessor_config.json": [
-        ({"do_normalize": True}, "from 0 to 1 alone"),
+        ({"do_normalize": True}, "only pixels from 0 to 1"),
         ({"patch_size": 8}, "3 patches of 8 pixels, but"),
     ],
 }
@@ -361,29 +361,29 @@ REFUSED: Refusals = {
         ({"text_config": {"layer_types": [[]] * 7}}, "layer_types"),
         (
             {"text_config": {"num_kv_shared_layers": 6}},
-            "leaves no layer of kind full_attention with a cache",
+            "leaves no layer of type full_attention with its own cache",
         ),
         (
             {"text_config": {"per_layer_config": {"1": {"sliding_window": 3}}}},
-            "sliding_window is not supported by layer",
+            "sliding_window is not supported per layer",
         ),
         (
             {"text_config": {"per_layer_config": {"1": {"head_dim": 32}}}},
-            "layers of one kind differ in head_dim",
+            "layers of one type have different head_dim",
         ),
         ({"text_config": {"rope_parameters": YARN}}, "rope type 'yarn' is not supported"),
         (
             {"text_config": {"per_layer_config": {"full": {"head_dim": 32}}}},
-            "'full' is no number of a layer",
+            "'full' is not a layer index",
         ),
-        ({"image_token_id": 600}, "600 is beyond the vocabulary of 600"),
-        ({"text_config": {"pad_token_id": 600}}, "pad_token_id 600 is beyond"),
+        ({"image_token_id": 600}, "600 is not in the vocabulary of 600"),
+        ({"text_config": {"pad_token_id": 600}}, "pad_token_id 600 is not in"),
         ({"vision_config": {"model_type": "clip"}}, "'clip' is not supported"),
-        ({"vision_config": {"num_key_value_heads": 2}}, "4 heads of 12 values over"),
+        ({"vision_config": {"num_key_value_heads": 2}}, "4 heads of 12 values with"),
         ({"vision_config": {"position_embedding_size": 20}}, "20 positions are too"),
     ],
     "preprocessor_config.json": [
-        ({"do_normalize": True}, "from 0 to 1 alone"),
+        ({"do_normalize": True}, "only pixels from 0 to 1"),
         ({"pooling_kernel_size": 2}, "2 patches of 16 pixels, but"),
         ({"max_soft_tokens": 5000}, "must be from 1 to 1120"),
     ],

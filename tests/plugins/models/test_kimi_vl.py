@@ -83,7 +83,7 @@ REFUSED: Refusals = {
         ({"vision_config": {"hidden_size": 40}}, "multiple of 4 values for each of 4 heads"),
         ({"vision_config": {"merge_kernel_size": [2, 1]}}, "must be two equal numbers"),
         ({"vision_config": {"model_type": "moonvit3d"}}, "'moonvit3d' is not supported"),
-        ({"media_placeholder_token_id": 600}, "beyond the vocabulary"),
+        ({"media_placeholder_token_id": 600}, "not in the vocabulary"),
     ),
     "preprocessor_config.json": (
         ({"pad_input": False}, "pad_input must be true"),

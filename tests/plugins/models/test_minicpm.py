@@ -469,7 +469,7 @@ def test_other_options_are_refused(checkpoint: Callable[..., Path]) -> None:
 REFUSED: Refusals = {
     "config.json": [
         ({"merger_times": 2}, "merger_times 2 is not supported"),
-        ({"insert_layer_id": 4}, "insert_layer_id 4 is none of the tower's 4"),
+        ({"insert_layer_id": 4}, "insert_layer_id 4 is not one of the vision encoder's 4"),
         ({"insert_layer_id": -1}, "insert_layer_id -1 is none"),
         ({"drop_vision_last_layer": True}, "drop_vision_last_layer is not"),
         ({"merge_kernel_size": [3, 3]}, r"merge_kernel_size \[3, 3\] is not"),
@@ -485,7 +485,7 @@ REFUSED: Refusals = {
         ({"image_token_id": 7}, "image_token_id is 7, but the tokenizer's is"),
     ],
     "preprocessor_config.json": [
-        ({"patch_size": 14}, "patch_size is 14, but the vision tower"),
+        ({"patch_size": 14}, "patch_size is 14, but the vision encoder"),
         ({"do_resize": False}, "do_resize false is not supported"),
         ({"resample": 2}, "resample 2 is not supported"),
         ({"rescale_factor": 1.0}, "rescale_factor 1.0 is not supported"),

@@ -134,7 +134,7 @@ def test_the_mark_of_an_image_without_one_is_refused(spec: CanvasSpec) -> None:
     (mark,) = spec.placeholder.before
     for tokens in ((7, mark), (mark, 7), (*spec.placeholder.marks, mark)):
         images = [image_of(spec, (60, 60))] * (len(tokens) - 1 if 7 not in tokens else 0)
-        with pytest.raises(InvalidRequest, match="without an image"):
+        with pytest.raises(InvalidRequest, match="no image follows"):
             spec.expand_prompt(tokens, images)
 
 

@@ -83,13 +83,13 @@ GLM = Pages(
             ),
             (
                 {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
-                "three figures that sum to 8",
+                "three numbers that sum to 8",
             ),
             ({"vision_config": {"hidden_size": 42}}, "multiple of 4 values for each of 4 heads"),
             ({"vision_config": {"out_hidden_size": 48}}, "must be the language model's 64"),
             ({"vision_config": {"in_channels": 4}}, "in_channels must be 3"),
             ({"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "axial is"),
-            ({"image_token_id": 600}, "beyond the vocabulary"),
+            ({"image_token_id": 600}, "not in the vocabulary"),
         ),
         "preprocessor_config.json": (
             ({"merge_size": 4}, "merge_size is 4"),
@@ -145,13 +145,13 @@ PADDLE = Pages(
             (YARN, "'yarn' is not supported"),
             (
                 {"text_config": {"rope_parameters": {"mrope_section": [4, 4]}}},
-                "three figures that sum to 8",
+                "three numbers that sum to 8",
             ),
             ({"vision_config": {"hidden_size": 42}}, "multiple of 4 values for each of 4 heads"),
             ({"vision_config": {"image_size": 7}}, "image_size 7 is less than a patch"),
             ({"vision_config": {"num_channels": 4}}, "num_channels must be 3"),
             ({"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "axial is"),
-            ({"image_token_id": 600}, "beyond the vocabulary"),
+            ({"image_token_id": 600}, "not in the vocabulary"),
         ),
         "preprocessor_config.json": (
             ({"merge_size": 4}, "merge_size is 4"),
@@ -205,11 +205,11 @@ HUNYUAN = Pages(
             ({"text_config": {"rope_parameters": {"rope_type": "dynamic"}}}, "alpha is missing"),
             (
                 {"text_config": {"rope_parameters": {"mrope_section": [4, 4]}}},
-                "three whole numbers or more that sum to 8",
+                "at least three integers that sum to 8",
             ),
             (
                 {"text_config": {"rope_parameters": {"mrope_section": [2, 2, 2, 1.5]}}},
-                "three whole numbers or more that sum to 8",
+                "at least three integers that sum to 8",
             ),
             (YARN, "'yarn' is not supported"),
             ({"text_config": {"use_qk_norm": False}}, "use_qk_norm false"),
@@ -218,7 +218,7 @@ HUNYUAN = Pages(
             ({"vision_config": {"temporal_patch_size": 2}}, "temporal_patch_size must be 1"),
             ({"vision_config": {"max_image_size": 7}}, "max_image_size 7 is less than a patch"),
             ({"vision_config": {"num_key_value_heads": 2}}, "num_key_value_heads must be 4"),
-            ({"image_token_id": 600}, "beyond the vocabulary"),
+            ({"image_token_id": 600}, "not in the vocabulary"),
         ),
         "preprocessor_config.json": (({"merge_size": 4}, "merge_size is 4"),),
     },
@@ -236,7 +236,7 @@ DOTS = Pages(
             ({"vision_config": {"hidden_size": 48}}, "hidden_size 48 must be the language model's"),
             ({"vision_config": {"is_causal": True}}, "is_causal"),
             ({"vision_config": {"num_channels": 4}}, "num_channels must be 3"),
-            ({"image_token_id": 600}, "beyond the vocabulary"),
+            ({"image_token_id": 600}, "not in the vocabulary"),
         ),
         "preprocessor_config.json": (({"patch_size": 14}, "patch_size is 14"),),
     },
@@ -382,7 +382,7 @@ def test_bounds_on_images_are_an_option(
             load_spec(folder, [option])
     for size, words in (
         ('{"longest_edge": 0}', "longest_edge must be at least 1"),
-        ('{"longest_edge": 64}', "cannot be made: a token has 256"),
+        ('{"longest_edge": 64}', "pixels: a token has 256"),
         ('{"shortest_edge": 1000000}', "cannot be made"),
         ('{"longest_edge": 4294967296}', "longest_edge must be at most"),
         ('{"longest_edge": 4096.5}', "longest_edge must be an integer"),

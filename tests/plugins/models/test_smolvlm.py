@@ -130,7 +130,7 @@ def test_the_tokenizer_must_know_the_marks(
 SCALED = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}
 REFUSED: Refusals = {
     "config.json": [
-        ({"scale_factor": 3}, "image_size 56 is no multiple of 3 patches of 14"),
+        ({"scale_factor": 3}, "image_size 56 must be a multiple of 3 patches of 14"),
         ({"text_config": {"model_type": "mistral"}}, "'mistral' is not supported"),
         ({"text_config": {"rope_parameters": SCALED}}, "rope type 'llama3' is not supported"),
         ({"model_type": "paligemma"}, "model_type"),
@@ -138,9 +138,9 @@ REFUSED: Refusals = {
     "preprocessor_config.json": [
         (
             {"max_image_size": {"longest_edge": 364}},
-            "longest_edge is 364, but the vision tower was made for 56",
+            "longest_edge is 364, but the vision encoder requires 56",
         ),
-        ({"size": {"longest_edge": 9000}}, "is 9000, but must be even"),
+        ({"size": {"longest_edge": 9000}}, "is 9000; it must be even"),
         ({"resample": 0}, "resample 0 is not supported"),
         ({"do_resize": False}, "do_resize false is not supported"),
     ],

@@ -157,10 +157,10 @@ def test_a_page_that_fails_costs_no_other_and_is_tried_again(
     assert run(paths[0], broken, *paths[1:], output=output) == 1
     told = capsys.readouterr().err
     assert "error: 2.png: refused by script" in told
-    assert "error: broken.pdf.png: it is no PDF and no image" in told and "2 failed" in told
+    assert "error: broken.pdf.png: it is not a PDF or an image" in told and "2 failed" in told
     assert output.read_text() == (
         "<!-- 1.png -->\n\ntext 1\n\n"
-        "<!-- broken.pdf.png: it is no PDF and no image, or a damaged one: name PDF, PNG, JPEG, "
+        "<!-- broken.pdf.png: it is not a PDF or an image, or it is damaged: use PDF, PNG, JPEG, "
         "WebP or TIFF files -->\n\n"
         "<!-- 2.png: refused by script -->\n\n"
         "<!-- 3.png -->\n\ntext 3\n\n<!-- 4.png -->\n\ntext 4\n\n"
@@ -326,7 +326,7 @@ def test_what_cannot_work_is_said_before_a_server_is_asked(
     with pytest.raises(ConfigError) as caught:
         ocr(OcrJob((path,), **job), None, "http://127.0.0.1:9", None)
     assert said in str(caught.value)
-    with pytest.raises(ConfigError, match="name a model with --model"):
+    with pytest.raises(ConfigError, match="select a model with --model"):
         ocr(OcrJob((path,)), None, None, None)
 
 

@@ -47,7 +47,7 @@ WEIGHTS = "config_groups.group_0.weights"
 @pytest.mark.parametrize(
     ("settings", "wrong"),
     [
-        ({}, r"quantised \(no method named\)"),
+        ({}, r"quantized \(no method named\)"),
         ({"quant_method": "fp8"}, "fp8 without weight_block_size"),
         (
             {"quant_method": "fp8", "weight_block_size": [128]},
@@ -77,10 +77,16 @@ WEIGHTS = "config_groups.group_0.weights"
         (GPTQ | {"bits": 3}, "gptq of 3 bits"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         (GPTQ | {"dynamic": {"-:.*down.*": {}}}, "gptq with dynamic"),
-        (changed("sparsity_config", {"format": "sparse-24-bitmask"}), "sparsity_config: it is not"),
-        (changed("transform_config", {"config_groups": {"R1": {}}}), "transform_config: it is not"),
+        (
+            changed("sparsity_config", {"format": "sparse-24-bitmask"}),
+            "sparsity_config: this is not",
+        ),
+        (
+            changed("transform_config", {"config_groups": {"R1": {}}}),
+            "transform_config: this is not",
+        ),
         (changed("ignore", "lm_head"), "ignore must be a list of names"),
-        (changed("ignore", ["re:("]), r"'re:\(' is no pattern"),
+        (changed("ignore", ["re:("]), r"'re:\(' is not a valid pattern"),
     ],
 )
 def test_settings_that_are_not_supported_are_named(settings: Any, wrong: str) -> None:
@@ -131,5 +137,5 @@ def test_packed_formats_are_read(name: str) -> None:
 
 
 def test_gguf_is_refused_with_what_to_give_instead() -> None:
-    with pytest.raises(CheckpointError, match=r"give its \*\.gguf file.*as --mmproj"):
+    with pytest.raises(CheckpointError, match=r"pass its \*\.gguf file.*as --mmproj"):
         read({"quant_method": "gguf"})

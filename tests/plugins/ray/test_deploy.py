@@ -90,7 +90,7 @@ def test_a_gpu_is_booked_where_there_is_a_driver(tmp_path: Path) -> None:
     ("option", "why"),
     [
         (("--port", "3"), "replicas choose it themselves"),
-        (("--role", "encode"), "the deployment's to give"),
+        (("--role", "encode"), "the deployment sets roles"),
         (("--host=0.0.0.0",), "replicas choose it themselves"),
         (("--api-key", "secret"), "SACCADE_API_KEY"),
         (("--max-running-requests", "-1"), "--max-running-requests"),

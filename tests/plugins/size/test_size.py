@@ -85,8 +85,8 @@ def test_a_gpu_that_is_not_here_is_sized_by_its_memory() -> None:
     [
         ({"memory": "24"}, "--memory = '24': write a size"),
         ({"memory": "0GiB"}, "--memory = '0GiB': write a size"),
-        ({"tokens": 0}, "--tokens 0: give 1 to 32768"),
-        ({"tokens": 10**6}, "--tokens 1000000: give 1 to 32768"),
+        ({"tokens": 0}, "--tokens 0: must be from 1 to 32768"),
+        ({"tokens": 10**6}, "--tokens 1000000: must be from 1 to 32768"),
         ({"limits": (10**6, None, None)}, "--context-length 1000000"),
     ],
 )
@@ -98,7 +98,7 @@ def test_options_that_no_server_has_are_refused(options: dict[str, object], why:
 
 def test_a_gpu_that_is_not_here_needs_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="no GPU; say its --memory"):
+    with pytest.raises(ConfigError, match="no GPU: set --memory"):
         measure(SizeInput("demo", device="cuda"))
 
 

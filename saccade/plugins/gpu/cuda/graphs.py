@@ -1,6 +1,6 @@
 """Captures a function on tensors at a few sizes, and replays the smallest graph that fits.
 
-Owns the graphs and the choice of sizes. Without CUDA, `eager` replaces the capture, so that
+It stores the graphs and chooses the sizes. Without CUDA, `eager` replaces the capture, so that
 everything else runs, and is tested, on a CPU.
 """
 

@@ -1,6 +1,5 @@
-"""The vision encoder's blocks as CUDA graphs, captured for a few numbers of patches.
-
-Owns the buffers that the graphs read and write.
+"""The vision encoder's blocks as CUDA graphs, captured for a few numbers of patches, and the
+buffers that the graphs read and write.
 """
 
 from __future__ import annotations

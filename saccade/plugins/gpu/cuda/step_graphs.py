@@ -1,8 +1,9 @@
-"""Steps as CUDA graphs: the language model's layers, captured for a few batch shapes (frames).
+"""Steps as CUDA graphs: the language model's layers, captured for a few padded batch shapes
+(`Frame`).
 
-Owns the choice of a step's frame, the graphs' inputs other than the batcher's staging buffer, their
-output, and the count of replays. A graph covers a whole step, including attention, which reads
-lengths and pages on the device. Of a plan, only the numbers of rows and tokens are used.
+It chooses a step's graph, and stores the graphs' inputs other than the batcher's staging buffer,
+their output, and the count of replays. A graph covers a whole step, including attention, which
+reads lengths and pages on the device. Of a plan, only the numbers of rows and tokens are used.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StepMemory:
 
 
 class FrameBuffers:
-    """The frames of one kind, each identified by a size. Implements `graphs.Graphed`."""
+    """The padded shapes of one kind, each identified by a size. Implements `graphs.Graphed`."""
 
     def __init__(self, memory: StepMemory, frame: Callable[[int], Frame]) -> None:
         self._memory = memory
@@ -56,7 +57,9 @@ class FrameBuffers:
         self._inputs: dict[int, Batch] = {}
 
     def inputs(self, size: int) -> Batch:
-        """Return a frame's batch. On the first call, the staging buffer contains only padding."""
+        """Return the batch of a padded shape. On the first call, the staging buffer contains only
+        padding.
+        """
         if size not in self._inputs:
             frame, memory = self._frame(size), self._memory
             shown = memory.embeddings[: frame.splices]
@@ -96,10 +99,10 @@ class CapturedSteps:
         )
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest frame for `rows` rows and `tokens` tokens, where `decoding` of the
-        rows decode.
+        """Return the smallest captured shape for `rows` rows and `tokens` tokens, where `decoding`
+        of the rows decode.
 
-        Returns `None` if the step is too large for all frames.
+        Returns `None` if the step is too large for all of them.
         """
         if decoding == rows:
             bucket = self._decode.bucket(rows) if self._decode else None
@@ -112,10 +115,10 @@ class CapturedSteps:
         return None if bucket is None else Frame.mixed(singles, bucket)
 
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
-        """Replay the graph for `frame` and return its states [tokens of the frame, hidden].
+        """Replay the graph for `frame` and return its states [tokens of `frame`, hidden].
 
-        The states are from the staged step, with padding. The next replay overwrites them.
-        shown: the embeddings of the step's images.
+        The states are from the staged step, with padding. The next replay overwrites them. shown:
+        the embeddings of the step's images.
         """
 
         def fill(inputs: Batch) -> bool:

@@ -1,8 +1,8 @@
 """Launches every kernel once before the first request, so that no request waits for a compilation.
 
-Chooses a few batch shapes that cover all kernel variants. Their rows are padding, which write to
-the dummy page and attend to no key. The list of kernels is not repeated here:
-`tests/runtime/test_warm.py` compares the variants compiled with those that requests launch.
+Chooses a few batch shapes that cover all kernel variants. All of their rows are padding: they write
+to the dummy page and attend to no key. There is no list of kernels: `tests/runtime/test_warm.py`
+compares the variants compiled with those that requests launch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiles all kernels that a function launches, several at a time.
 
-Triton compiles a kernel at its first launch, one by one, while the caller waits. Here the function
-runs twice. In the first run, kernels that are not compiled yet are recorded and skipped. Then they
-are compiled in threads: most of the time is in ptxas and in passes that release the GIL.
+Triton compiles a kernel at its first launch, one by one, while the caller waits. This module runs
+the function twice. In the first run, kernels that are not compiled yet are recorded and skipped.
+Then they are compiled in threads: most of the time is in ptxas and in passes that release the GIL.
 """
 
 from __future__ import annotations

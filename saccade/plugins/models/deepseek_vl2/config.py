@@ -39,8 +39,8 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
     merge = projector.integer("downsample_ratio", default=2)
     if min(patch, merge) < 1 or side < patch or hidden % heads:
         raise CheckpointError(
-            f"{vision.where}: tiles of {side} pixels in patches of {patch}, {merge} x {merge} "
-            f"brought together, or {hidden} values in {heads} heads, cannot be"
+            f"{vision.where}: tiles of {side} pixels with patches of {patch} ({merge} x {merge} "
+            f"merged), or {hidden} values in {heads} heads, are not possible"
         )
     return SiglipConfig(
         depth=vision.layers("layers", default=24),

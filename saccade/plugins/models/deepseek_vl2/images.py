@@ -31,8 +31,8 @@ MAX_TILES = 36
 class CandidateRules:
     """Implements `ImageLayout` and `TileLayout`.
 
-    `candidates` are the candidate resolutions (width, height), multiples of a tile, which is `side`
-    x `side` pixels. The vision encoder maps a tile's `patch_unit` patches to `edge` x `edge`
+    A tile is `side` x `side` pixels. `candidates` are the candidate resolutions (width, height),
+    multiples of a tile. The vision encoder maps a tile's `patch_unit` patches to `edge` x `edge`
     tokens.
 
     An image's grid is its rows and columns of tiles. On the canvas, the tiles are arranged in this
@@ -68,7 +68,7 @@ class CandidateRules:
         return self._recipe((height, width), self._best((height, width), bounds.max_pixels))
 
     def _best(self, size: Size, most: int) -> Size:
-        """Return the candidate that keeps most pixels of the image, up to its own number.
+        """Return the candidate that keeps the most pixels of the image, where enlarging adds none.
 
         Ties are resolved by the smallest unused area, then by order.
         """
@@ -89,7 +89,7 @@ class CandidateRules:
         overall = padded(size, (side, side))
         top, left = overall.at
         views = (padded(size, cut), ImageView(overall.size, at=(height + top, left)))
-        red, green, blue = (int(value * 255) for value in self.colours[0])  # the padding's colour
+        red, green, blue = (int(value * 255) for value in self.colours[0])  # the padding's color
         grid = (height // side, width // side)
         return PreprocessParams(
             (height + side, width), grid, views, (red, green, blue), "pillow_bicubic"
@@ -185,6 +185,6 @@ def _candidates(config: Section, side: int) -> tuple[tuple[int, int], ...]:
     if not found or len(found) != len(sizes):
         raise CheckpointError(
             f"{config.where}: candidate_resolutions must be pairs of multiples of {side} (the "
-            f"vision tower's image_size), of at most {MAX_TILES} tiles each"
+            f"vision encoder's image_size), of at most {MAX_TILES} tiles each"
         )
     return found

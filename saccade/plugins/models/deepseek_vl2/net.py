@@ -15,7 +15,7 @@ class DeepseekModel(FamilyModel):
     """Tensor names become `vision_model.*`, `projector.*`, `image_newline`, `view_seperator` (the
     spelling on the Hub), `language_model.*` and `lm_head.weight`.
 
-    The matrices that project latents to keys and values are not quantised.
+    The matrices that project latents to keys and values are not quantized.
     """
 
     spec: DeepseekSpec

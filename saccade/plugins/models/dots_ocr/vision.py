@@ -23,7 +23,7 @@ MERGER_EPS = 1e-6
 
 
 def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
     parts, bias = BlockParts(weights, name, config, shard), config.bias
     sizes = config.hidden, config.intermediate
     return TowerBlock(
@@ -36,7 +36,7 @@ def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) 
 
 
 class DotsTower(AxialTower):
-    """Encodes uint8 pixels to embeddings. Patches are normalised before the first block."""
+    """Encodes uint8 pixels to embeddings. Patches are normalized before the first block."""
 
     __slots__ = ("norm",)
 

@@ -71,21 +71,21 @@ def read_images(processor: Section, vision: SiglipConfig) -> SquareRules:
     """Read the rules for images from the image processor's config. Raises CheckpointError."""
     if processor.flag("do_pan_and_scan", default=False):
         raise CheckpointError(
-            f"{processor.where}: do_pan_and_scan true is not supported: an image would be several "
-            "in the prompt; set it to false, as Google's checkpoints have it"
+            f"{processor.where}: do_pan_and_scan true is not supported: an image would become "
+            "several images in the prompt; set it to false, as in Google's checkpoints"
         )
     size = processor.section("size")
     found = size.integer("height", default=224), size.integer("width", default=224)
     if found != (vision.side, vision.side):
         raise CheckpointError(
-            f"{size.where}: {found[0]} x {found[1]}, but the vision tower was made for "
+            f"{size.where}: {found[0]} x {found[1]}, but the vision encoder requires "
             f"{vision.side} x {vision.side}"
         )
     length = processor.integer("image_seq_length", default=vision.tokens)
     if length != vision.tokens:
         raise CheckpointError(
-            f"{processor.where}: image_seq_length is {length}, but the vision tower makes "
-            f"{vision.tokens} tokens of an image"
+            f"{processor.where}: image_seq_length is {length}, but the vision encoder returns "
+            f"{vision.tokens} tokens per image"
         )
     colours, resample = read_colours(processor, HALF, HALF), read_resample(processor, 2)
     return SquareRules(vision.side, vision.tokens, vision.patches, colours, resample)

@@ -124,7 +124,7 @@ class GemmaDecoder:
         return x if delta is None else x + delta
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Normalise states [R, hidden]."""
+        """Normalize states [R, hidden]."""
         return self.norm(states)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:

@@ -81,8 +81,8 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
     edge = math.isqrt(max(0, tokens))
     if edge < 1 or edge**2 != tokens or across % edge:
         raise CheckpointError(
-            f"{config.where}: mm_tokens_per_image {tokens} is no square that divides "
-            f"{across} x {across} patches"
+            f"{config.where}: mm_tokens_per_image {tokens} must be the square of a number that "
+            f"divides {across} (patches along an edge)"
         )
     return read_siglip(vision, across // edge, out, SIGLIP)
 
@@ -124,7 +124,6 @@ def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
 
 
 def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
-    """Read the rotary embedding of one type of layer, from older or newer fields."""
     full = kind == "full_attention"
     rope = text.section("rope_parameters").section(kind)
     if full:

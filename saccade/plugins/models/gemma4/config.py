@@ -151,7 +151,7 @@ class EmbedderConfig:
 
     @property
     def cuts(self) -> Divisible:
-        """Return the no-op divisor 1, since every rank has the whole embedder."""
+        """The divisor 1, because every rank has the whole embedder."""
         return ((1, "image embedder"),)
 
 
@@ -229,11 +229,10 @@ def _experts(text: Section, layers: int) -> ExpertsConfig:
 
 
 def _silent(config: Section, text: Section, vocab: int) -> Silent:
-    """Return the placeholder tokens of images, videos and audio."""
     padding = text.integer("pad_token_id", default=0)
     if not 0 <= padding < vocab:
         raise CheckpointError(
-            f"{text.where}: pad_token_id {padding} is beyond the vocabulary of {vocab} tokens"
+            f"{text.where}: pad_token_id {padding} is not in the vocabulary of {vocab} tokens"
         )
     if not config.has("text_config"):
         return Silent((), padding)
@@ -256,7 +255,9 @@ def read_vision(config: Section, out: int) -> TowerConfig | EmbedderConfig:
         for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))
     )
     if min(patch, merge) < 1:
-        raise CheckpointError(f"{vision.where}: {merge} patches of {patch} pixels make no token")
+        raise CheckpointError(
+            f"{vision.where}: {merge} patches of {patch} pixels are not a valid token"
+        )
     read = _read_tower if kind == KINDS[0] else _read_embedder
     return read(vision, patch, merge, out)
 
@@ -265,8 +266,8 @@ def _read_embedder(vision: Section, patch: int, pooled: int, out: int) -> Embedd
     hidden = vision.count("mm_embed_dim", default=3840)
     if (projected := vision.count("output_proj_dims", default=3840)) != hidden:
         raise CheckpointError(
-            f"{vision.where}: output_proj_dims {projected} is not supported but for mm_embed_dim's "
-            f"{hidden}"
+            f"{vision.where}: output_proj_dims {projected} is not supported; it must be {hidden} "
+            "(mm_embed_dim)"
         )
     return EmbedderConfig(
         hidden=hidden,
@@ -286,8 +287,8 @@ def _read_tower(vision: Section, patch: int, merge: int, out: int) -> TowerConfi
     dim = vision.count("head_dim", default=64)
     if kv_heads != heads or dim % 4:
         raise CheckpointError(
-            f"{vision.where}: {heads} heads of {dim} values over {kv_heads} keys are not supported "
-            "(as many keys as heads are, of a multiple of 4 values)"
+            f"{vision.where}: {heads} heads of {dim} values with {kv_heads} key heads are not "
+            "supported (supported: as many key heads as query heads, with a multiple of 4 values)"
         )
     rope = read_axial(vision)
     return TowerConfig(

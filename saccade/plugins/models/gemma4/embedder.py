@@ -1,4 +1,4 @@
-"""Gemma 4 12B's image embedder, which replaces a vision encoder. A token's pixels are normalised
+"""Gemma 4 12B's image embedder, which replaces a vision encoder. A token's pixels are normalized
 and projected, learned positions of its row and column are added, and the sum is projected again.
 
 It is replicated on every rank. It has no attention, so an image's tokens are independent.
@@ -52,7 +52,7 @@ class PixelNorm:
 
 
 def planes(values: torch.Tensor, unit: int) -> torch.Tensor:
-    """Reorder values [..., 3 * unit^2] of a token's pixels from interleaved to planar colours."""
+    """Reorder values [..., 3 * unit^2] of a token's pixels from interleaved to planar colors."""
     cut = values.view(*values.shape[:-1], unit**2, 3)
     return cut.transpose(-1, -2).reshape(values.shape)
 

@@ -142,8 +142,9 @@ def text_config(fields: MetadataFields, tensors: Collection[str]) -> dict[str, A
 
 
 def _ropes(fields: MetadataFields) -> dict[str, Any]:
-    """Return both rotary embeddings. The fraction of factors equal to 1 is the rotated fraction of
-    heads in layers with full attention.
+    """Return both rotary embeddings.
+
+    In layers with full attention, heads are partly rotated: by the fraction of factors that are 1.
     """
     factors = floats_in(fields.file, fields.tensor(FACTORS))
     return {
@@ -196,7 +197,7 @@ def see(source: Source) -> Seen:
         **require_tokens(source.model, TOKENS),
         **{name: known[token] for name, token in SILENT.items() if token in known},
     }
-    said = (*sight.missing, f"images of {budget} tokens at most")
+    said = (*sight.missing, f"images of at most {budget} tokens")
     return Seen(config, {"preprocessor_config.json": processor}, said)
 
 

@@ -68,7 +68,6 @@ class BudgetRules:
         return self._canvas(*fit(height, width, budget, self.unit))
 
     def _canvas(self, rows: int, columns: int) -> PreprocessParams:
-        """Return the parameters for a canvas of `rows` x `columns` tokens."""
         canvas = whole((rows * self.unit, columns * self.unit), (rows, columns))
         return replace(canvas, resample=self.resample)
 
@@ -111,15 +110,15 @@ def read_images(processor: Section, vision: TowerConfig | EmbedderConfig) -> Bud
     scale = processor.number("rescale_factor", default=1 / 255)
     if not math.isclose(scale, 1 / 255) or processor.flag("do_normalize"):
         raise CheckpointError(
-            f"{processor.where}: pixels are supported from 0 to 1 alone (rescale_factor 1/255, "
+            f"{processor.where}: only pixels from 0 to 1 are supported (rescale_factor 1/255, "
             "do_normalize false)"
         )
     patch = processor.integer("patch_size", default=16)
     pooled = processor.integer("pooling_kernel_size", default=3)
     if (patch, pooled) != (vision.patch, vision.pooled):
         raise CheckpointError(
-            f"{processor.where}: {pooled} patches of {patch} pixels, but the vision tower was made "
-            f"for {vision.pooled} of {vision.patch}"
+            f"{processor.where}: {pooled} patches of {patch} pixels, but the vision encoder "
+            f"requires {vision.pooled} of {vision.patch}"
         )
     budget = processor.integer("max_soft_tokens", default=280)
     if not 1 <= budget <= BUDGETS[-1]:

@@ -70,7 +70,7 @@ def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
             )
         )
     if len({(each.window is None, each.head_dim) for each in found}) > len(set(kinds)):
-        raise CheckpointError(f"{text.where}: layers of one kind differ in head_dim")
+        raise CheckpointError(f"{text.where}: layers of one type have different head_dim")
     return tuple(found)
 
 
@@ -86,7 +86,7 @@ def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
     """Return the last layer of this attention type that has its own cache."""
     if kind not in own:
         raise CheckpointError(
-            f"{text.where}: num_kv_shared_layers leaves no layer of kind {kind} with a cache"
+            f"{text.where}: num_kv_shared_layers leaves no layer of type {kind} with its own cache"
         )
     return len(own) - 1 - own[::-1].index(kind)
 
@@ -98,7 +98,7 @@ def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int
     if text.has("per_layer_config"):
         own = _own_fields(text.section("per_layer_config"), at)
         if others := sorted(own.data.keys() - {"head_dim", "num_key_value_heads"}):
-            raise CheckpointError(f"{own.where}: {others[0]} is not supported by layer")
+            raise CheckpointError(f"{own.where}: {others[0]} is not supported per layer")
         kv_heads = own.count("num_key_value_heads", default=kv_heads)
         dim = own.count("head_dim", default=dim)
     elif kind == FULL:
@@ -109,9 +109,11 @@ def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int
 
 
 def _own_fields(layers: Section, at: int) -> Section:
-    """Return the fields of one layer, whose key may have leading zeros. Raises CheckpointError."""
+    """Return the fields of one layer, whose key in the file may have leading zeros. Raises
+    CheckpointError.
+    """
     if strange := [key for key in layers.data if not key.isdecimal()]:
-        raise CheckpointError(f"{layers.where}: {strange[0]!r} is no number of a layer")
+        raise CheckpointError(f"{layers.where}: {strange[0]!r} is not a layer index")
     return layers.section(next((key for key in layers.data if int(key) == at), str(at)))
 
 

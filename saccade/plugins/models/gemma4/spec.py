@@ -84,8 +84,8 @@ def gemma4_spec(checkpoint: Checkpoint) -> Gemma4Spec:
         placeholder = _placeholder(config, text.vocab_size)
         if images.budget > vision.longest:
             raise CheckpointError(
-                f"{config.where}: {vision.places} positions are too few for images of "
-                f"{images.budget} tokens, all in a row"
+                f"{config.where}: {vision.places} positions are too few for an image with "
+                f"{images.budget} tokens in one row"
             )
     return Gemma4Spec(
         family=read_kind(config) if vision.depth else f"{read_kind(config)}_text",

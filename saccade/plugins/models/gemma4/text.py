@@ -45,7 +45,7 @@ class PartialRope:
 class Gemma4Attention:
     """Attention that may use the keys and values of another layer.
 
-    Queries, keys and values are normalised, values without weights. Scores are not scaled.
+    Queries, keys and values are normalized, but values without weights. Scores are not scaled.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class LayerInput:
 
 
 class ExpertsBeside:
-    """Experts that run in parallel with the MLP on the same input. Normalises and adds both."""
+    """Experts that run in parallel with the MLP on the same input. Normalizes and adds both."""
 
     __slots__ = (
         "expert_scales",
@@ -304,7 +304,7 @@ class Gemma4Decoder:
         return x
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Normalise states [R, hidden]."""
+        """Normalize states [R, hidden]."""
         return self.norm(states)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -320,5 +320,5 @@ def _head_dim(text: Gemma4Text, *, windows: bool) -> int:
 
 
 def _rounded(scale: float, weights: Weights) -> float:
-    """Round `scale` to the dtype of the weights, as in training."""
+    """Round `scale` to the dtype of the weights, as transformers does."""
     return float(torch.tensor(scale).to(weights.dtype))

@@ -1,4 +1,4 @@
-"""Gemma 4's vision encoder, for packed images of any sizes.
+"""Gemma 4's vision encoder, for packed images of any size.
 
 It has learned and rotary positions on two axes, and norms before and after attention and MLP. A
 token is the mean of its patches. The column rotates the first half of a head, the row the second.
@@ -170,7 +170,6 @@ class Gemma4Block:
         return y + self.out_norm(self.mlp(normed))
 
     def _project(self, x: torch.Tensor, rotation: Axes) -> torch.Tensor:
-        """Project x [N, hidden] to queries, keys and values [N, 3 H, D]."""
         normed = self.norm(x)
         qkv = torch.cat(
             [
@@ -195,12 +194,12 @@ class UnitNorm:
         self.eps, self.ops = eps, weights.ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise x [..., size]."""
+        """Normalize x [..., size]."""
         return self.ops.rms_norm(x, self.ones, self.eps)
 
 
 class Connector:
-    """Averages patches into tokens, then rescales, normalises and projects them.
+    """Averages patches into tokens, then rescales, normalizes and projects them.
 
     Replicated on every rank.
     """

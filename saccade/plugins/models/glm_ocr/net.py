@@ -22,7 +22,7 @@ from saccade.plugins.models.glm_ocr.vision import CogTower
 def sandwich_layer(
     weights: Weights, layer: int, config: TextConfig, shard: Shard
 ) -> DecoderLayer[ThenNorm]:
-    """Load one layer. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load one layer. Raises CheckpointError if a tensor is missing or has another shape."""
     heads, sizes = HeadsConfig.of(config), (config.hidden, config.intermediate)
 
     def mixer(name: str) -> ThenNorm:

@@ -1,5 +1,5 @@
 """GLM-OCR's vision encoder, for packed images of any size, and its merger. Its blocks are CogViT's,
-in which queries and keys are normalised, then rotated by row and column.
+in which queries and keys are normalized, then rotated by row and column.
 
 A token's patches are contiguous, so that the merger's convolution is a matrix multiplication.
 """
@@ -26,7 +26,7 @@ WIDER = 3
 
 
 class TurnedHeads:
-    """Computes queries, keys and values, and normalises each head's queries and keys."""
+    """Computes queries, keys and values, and normalizes each head's queries and keys."""
 
     __slots__ = ("eps", "heads", "ops", "product", "weight")
 
@@ -47,7 +47,7 @@ class TurnedHeads:
 
 
 def vision_block(weights: Weights, name: str, config: CogConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
     parts, bias = BlockParts(weights, name, config, shard), config.bias
     sizes = config.hidden, config.intermediate
     return TowerBlock(

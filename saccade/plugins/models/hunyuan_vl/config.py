@@ -80,8 +80,8 @@ def _rope(text: Section, head_dim: int) -> RopeConfig:
     whole = all(value.is_integer() and value >= 0 for value in sections)
     if not whole or len(sections) < 3 or 2 * sum(sections) != head_dim:
         raise CheckpointError(
-            f"{rope.where}: mrope_section {list(sections)} must be three whole numbers or more "
-            f"that sum to {head_dim // 2}"
+            f"{rope.where}: mrope_section {list(sections)} must be at least three integers that "
+            f"sum to {head_dim // 2}"
         )
     return RopeConfig(theta, tuple(map(int, sections)), interleaved=False)
 

@@ -1,6 +1,6 @@
 """A HunyuanOCR checkpoint's network, and the names of its tensors.
 
-Queries and keys are normalised after the rotation.
+Queries and keys are normalized after the rotation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ValueRope(MultiRope):
 
 
 class LateNormAttention(CausalAttention):
-    """Self-attention that normalises queries and keys after the rotation."""
+    """Self-attention that normalizes queries and keys after the rotation."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class LateNormAttention(CausalAttention):
 
 
 def _still(rotation: Rotation) -> Rotation:
-    """Return a rotation for as many tokens that changes nothing."""
+    """Return a rotation for as many tokens that leaves heads unchanged."""
     cos, sin = torch.ones_like(rotation.cos[:, :2]), torch.zeros_like(rotation.sin[:, :2])
     return replace(rotation, cos=cos, sin=sin)
 

@@ -1,4 +1,4 @@
-"""HunyuanOCR's vision encoder, for packed images of any sizes, and its merger.
+"""HunyuanOCR's vision encoder, for packed images of any size, and its merger.
 
 The square of learned positions is interpolated for each image. A token's patches are contiguous, so
 that the merger's first convolution is a matrix multiplication. A learned newline follows each line
@@ -30,7 +30,7 @@ TOWER = "vision_tower"
 
 
 def vision_block(weights: Weights, name: str, config: LearnedConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
     parts = BlockParts(weights, name, config, shard)
     return TowerBlock(
         parts,

@@ -57,10 +57,9 @@ class InternVisionConfig(TileConfig):
 
 
 def _square(section: Section, name: str, default: int) -> int:
-    """Return a field that is one number, or two equal ones."""
     sides = set(section.integers(name, default=(default,)))
     if len(sides) != 1 or min(sides) < 1:
-        raise CheckpointError(f"{section.where}: {name} must be one figure, or two that are equal")
+        raise CheckpointError(f"{section.where}: {name} must be one number, or two equal numbers")
     return sides.pop()
 
 
@@ -75,7 +74,7 @@ def read_kind(config: Section) -> str:
 
 
 def _filled(config: Section, part: str) -> Section:
-    """Return a section, or the whole file for "config", with the defaults of its model type."""
+    """Return a section with the defaults of its model type. "config" stands for the whole file."""
     section = config if part == "config" else config.section(part)
     return section.filled(ABSENT[read_kind(config)].get(part, {}))
 
@@ -87,7 +86,8 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
         raise CheckpointError(f"{config.where}: vision_feature_layer must be -1, the last")
     if config.text("vision_feature_select_strategy", default="default") != "default":
         raise CheckpointError(
-            f'{config.where}: vision_feature_select_strategy must be "default": without class token'
+            f'{config.where}: vision_feature_select_strategy must be "default" (without the '
+            "class token)"
         )
     if not vision.flag("use_absolute_position_embeddings", default=True):
         raise CheckpointError(

@@ -142,8 +142,8 @@ def read_images(processor: Section, vision: InternVisionConfig) -> TileRules:
     most = processor.integer("max_patches", default=12)
     if not 1 <= least <= most <= MAX_TILES:
         raise CheckpointError(
-            f"{processor.where}: min_patches is {least} and max_patches {most}: the first must be "
-            f"at least 1, and at most the second, which may be {MAX_TILES}"
+            f"{processor.where}: min_patches is {least} and max_patches {most}: they must be "
+            f"ascending, from 1 to {MAX_TILES}"
         )
     colours = read_colours(processor, CLIP_MEAN, CLIP_STD)
     resample = RESAMPLES[number]

@@ -64,7 +64,7 @@ def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
 
 
 def _templates(checkpoint: Checkpoint) -> Templates:
-    """Return how Qianfan-OCR's templates mark an image: by a text that may not be a token."""
+    """Return the text with which Qianfan-OCR's templates mark an image. It may not be a token."""
     processor = read_json(checkpoint.folder / "processor_config.json", required=False)
     mark = processor.text("image_placeholder_token", default="<image>")
     settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
@@ -97,7 +97,9 @@ def _placeholder(checkpoint: Checkpoint) -> Placeholder:
 
 
 def _names(settings: Section) -> Section:
-    """Return the section that names special tokens, unless the file has a plain list of them."""
+    """Return the section with the names of special tokens, unless the file has only a list of
+    them.
+    """
     named = isinstance(settings.data.get("extra_special_tokens"), dict)
     return settings.section("extra_special_tokens") if named else settings
 

@@ -80,7 +80,7 @@ class InternVideo:
 def read_video(checkpoint: Checkpoint, tiles: TileRules) -> InternVideo | None:
     """Return the checkpoint's rules for videos.
 
-    Returns `None` if videos are normalised differently from images, or have tiles of another size,
+    Returns `None` if videos are normalized differently from images, or have tiles of another size,
     because the vision encoder supports only one kind of preprocessing.
     """
     section = checkpoint.video

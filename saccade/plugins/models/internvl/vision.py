@@ -42,7 +42,7 @@ class WideNorm:
         self.shard = shard
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise x [N, hidden / ranks]."""
+        """Normalize x [N, hidden / ranks]."""
         if self.shard.size == 1:
             return self.ops.rms_norm(x, self.weight, QK_NORM_EPS)
         wide = x.float()
@@ -51,7 +51,7 @@ class WideNorm:
 
 
 class NormedHeads:
-    """Computes queries, keys and values, and normalises queries and keys."""
+    """Computes queries, keys and values, and normalizes queries and keys."""
 
     __slots__ = ("norms", "product")
 
@@ -72,7 +72,7 @@ class NormedHeads:
 def intern_block(
     weights: Weights, name: str, config: InternVisionConfig, shard: Shard
 ) -> ScaledBlock:
-    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
     parts = BlockParts(weights, name, config, shard)
     norm: type[Norm] = LayerNorm if config.norm == "layer_norm" else RMSNorm
     norms = parts.norms(norm, "layernorm_before", "layernorm_after")
@@ -116,7 +116,7 @@ class TileEmbed:
 
 
 def intern_projector(weights: Weights, config: InternVisionConfig, shard: Shard) -> PatchMerger:
-    """Load the projector. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load the projector. Raises CheckpointError if a tensor is missing or has another shape."""
     unit, out = config.merge**2, config.out_hidden
     merged = config.hidden * unit
     norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)

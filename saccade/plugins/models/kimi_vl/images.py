@@ -121,8 +121,7 @@ def read_images(processor: Section, vision: MoonConfig) -> PaddedRules:
     for name, value, expected in known:
         if value != expected:
             raise CheckpointError(
-                f"{processor.where}: {name} is {value}, but the vision tower was made for "
-                f"{expected}"
+                f"{processor.where}: {name} is {value}, but the vision encoder requires {expected}"
             )
     if not processor.flag("pad_input"):
         raise CheckpointError(f"{processor.where}: pad_input must be true")

@@ -1,4 +1,4 @@
-"""MoonViT, for packed images of any sizes, and its projector.
+"""MoonViT, for packed images of any size, and its projector.
 
 Its learned positions are interpolated for each image. Adjacent values of a head are rotated as a
 pair, alternately by a patch's column and its row.
@@ -33,7 +33,7 @@ THETA = 10000.0
 
 
 def vision_block(weights: Weights, name: str, config: MoonConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
     parts = BlockParts(weights, name, config, shard)
     return TowerBlock(
         parts,

@@ -29,7 +29,7 @@ QUANTISABLE = language_matrices(
 
 
 class SharedExperts:
-    """Routed experts, and one MLP for the shared experts, which compute all tokens."""
+    """Routed experts, and one MLP for the shared experts. The MLP computes all tokens."""
 
     __slots__ = ("bias", "experts", "ops", "router", "routing", "shared")
 
@@ -80,7 +80,6 @@ def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> 
 
 
 def _within_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Return the scores [T, E], set to 0 for experts outside each token's best groups."""
     groups = scores.view(len(scores), routing.groups, -1)
     best = groups.topk(2 if routing.method == "noaux_tc" else 1, dim=-1).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool)

@@ -174,13 +174,13 @@ def _experts(text: Section, layers: int) -> tuple[ExpertsConfig | None, Routing 
     best = text.integer("topk_group", default=groups)
     if groups < 1 or count % groups or not 1 <= best <= groups:
         raise CheckpointError(
-            f"{text.where}: topk_group must be from 1 to n_group, and n_group divide {count} "
-            f"experts, not {best} and {groups}"
+            f"{text.where}: topk_group must be from 1 to n_group, and n_group must divide {count} "
+            f"experts; they are {best} and {groups}"
         )
     if not 1 <= top <= count // groups * best or (method == "noaux_tc" and count < 2 * groups):
         raise CheckpointError(
-            f"{text.where}: num_experts_per_tok {top} of {count} experts in {groups} groups, "
-            f"{best} of which are taken, cannot be"
+            f"{text.where}: num_experts_per_tok {top} is not possible with {count} experts in "
+            f"{groups} groups, of which {best} are used"
         )
     first = text.integer("first_k_dense_replace", default=0)
     step = max(1, text.integer("moe_layer_freq", default=1))

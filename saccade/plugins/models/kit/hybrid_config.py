@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class DeltaConfig:
     """The heads of gated delta rule layers, over all ranks.
 
-    Each query and key head serves `value_heads / key_heads` neighbouring value heads.
+    Each query and key head serves `value_heads / key_heads` neighboring value heads.
     """
 
     key_heads: int
@@ -32,7 +32,7 @@ class DeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
-    """What such a language model has in addition to `TextConfig`."""
+    """The fields of a hybrid language model in addition to `TextConfig`."""
 
     full: tuple[bool, ...]  # for each layer: True: full attention; False: the gated delta rule
     delta: DeltaConfig

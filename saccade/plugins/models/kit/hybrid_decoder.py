@@ -28,8 +28,8 @@ from saccade.plugins.models.kit.hybrid_config import DeltaConfig, HybridConfig
 class GatedAttention:
     """Causal self-attention whose outputs are multiplied by the sigmoid of a gate.
 
-    The checkpoint interleaves queries and gates by head. Here one matrix computes all queries, then
-    keys, values and gates.
+    The checkpoint interleaves queries and gates by head. After loading, one matrix computes all
+    queries, then keys, values and gates.
     """
 
     __slots__ = ("group", "heads", "kv_heads", "layer", "ops", "out", "qk_norm", "wide")
@@ -79,7 +79,7 @@ class GatedAttention:
 
 
 class GatedDelta:
-    """Linear attention by the gated delta rule. Its output is normalised and gated."""
+    """Linear attention by the gated delta rule. Its output is normalized and gated."""
 
     __slots__ = (
         "bias",
@@ -96,7 +96,7 @@ class GatedDelta:
         "wide",
     )
 
-    group = 0  # `thin` needs unquantised rows
+    group = 0  # `thin` needs unquantized rows
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class GatedDelta:
         self.wide = Linear(weights.ops, weights.load_matrix(*parts), low_rank=added)
         heads = share(shard, 0, delta.value_heads, "linear attention value heads")
         thin = (delta.value_heads, config.hidden)
-        # Never quantised: there are few rows, and their outputs are exponentiated.
+        # Never quantized: there are few rows, and their outputs are exponentiated.
         few = [Part(f"{name}.in_proj_{each}.weight", thin, (heads,)) for each in "ba"]
         self.thin = DenseMatrix(weights.load(*few)).ready(self.ops)
         self.thin_added = weights.adapters.product(few)
@@ -154,7 +154,6 @@ class GatedDelta:
 
 
 def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
-    """Return this rank's rows of the query, key and value projections."""
     return (
         share(shard, 0, delta.keys, "linear attention queries"),
         share(shard, delta.keys, delta.keys, "linear attention keys"),
@@ -163,11 +162,11 @@ def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
 
 
 class SharedSparseMLP:
-    """Experts, plus a shared expert for all rows, which is weighted by a gate."""
+    """Experts, and a shared expert for all rows. A gate weights the shared expert."""
 
     __slots__ = ("gate", "ops", "shared", "sparse")
 
-    group = 0  # router and gate need unquantised rows
+    group = 0  # router and gate need unquantized rows
 
     def __init__(
         self,
@@ -206,7 +205,7 @@ def hybrid_layer(
 ) -> DecoderLayer[GatedAttention | GatedDelta]:
     """Build one layer.
 
-    name: the name of a layer that is not one of the language model's, and has attention.
+    name: the name of a layer outside of the language model (an MTP head's). It has full attention.
     """
 
     def mixer(name: str) -> GatedAttention | GatedDelta:

@@ -91,7 +91,6 @@ def hybrid_cuts(text: TextConfig, delta: DeltaConfig) -> Divisible:
 
 
 def _layers(text: Section, count: int) -> tuple[bool, ...]:
-    """Return whether each layer has full attention."""
     if names := read_layer_types(text, count, (FULL, LINEAR)):
         full = tuple(name == FULL for name in names)
     else:
@@ -100,7 +99,7 @@ def _layers(text: Section, count: int) -> tuple[bool, ...]:
     if not any(full):
         source = "layer_types" if names else "full_attention_interval"
         raise CheckpointError(
-            f"{text.where}: by {source} no layer has {FULL}, which is not supported"
+            f"{text.where}: by {source}, no layer has {FULL}, which is not supported"
         )
     return full
 
@@ -135,7 +134,7 @@ def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
     if rotated < 2 or rotated % 2:
         raise CheckpointError(
             f"{rope.where}: partial_rotary_factor {part} of {head_dim} values is not supported "
-            "(an even number of values, of a head's at most, is)"
+            "(it must give an even number of values, at most a head's)"
         )
     theta = read_theta(text, rope)
     if axes == 1:
@@ -143,7 +142,7 @@ def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
     sections = rope.integers("mrope_section", default=(11, 11, 10))
     if len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != rotated:
         raise CheckpointError(
-            f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
+            f"{rope.where}: mrope_section {list(sections)} must be three numbers that sum to "
             f"{rotated // 2}"
         )
     return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), rotated

@@ -93,7 +93,7 @@ class SiglipTower(TileTower):
         return self.tile_facts(rows * columns + 1)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Map a canvas to rows. Its tiles are side by side, with the thumbnail last."""
+        """Map a canvas to rows. On the canvas, tiles are side by side, with the thumbnail last."""
         side, covered, (segments,) = self.config.side, self.config.covered, facts.segments
         across = pixels.shape[1] // side
         apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, side, 3)

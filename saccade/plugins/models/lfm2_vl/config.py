@@ -94,7 +94,7 @@ def read_vision(config: Section, out: int) -> tuple[SiglipConfig, ProjectorConfi
     places = vision.count("num_patches", default=256)
     across = math.isqrt(places)
     if across**2 != places:
-        raise CheckpointError(f"{vision.where}: num_patches {places} is no square")
+        raise CheckpointError(f"{vision.where}: num_patches {places} is not a square number")
     merge = config.count("downsample_factor", default=2)
     tower = siglip_shape(vision, across * patch, patch, merge, out, SIGLIP)
     projector = ProjectorConfig(

@@ -34,9 +34,9 @@ class ThumbnailRules:
     """Implements `ImageLayout` and `TileLayout`.
 
     A view of the whole image has `least` to `most` tokens. An image with more than `tolerance`
-    times `most` is divided into `fewest` to `tiles_at_most` tiles of `tile` x `tile` pixels, which
-    precede the view of the whole image, if `thumbnail` is set. A token is merge x merge patches of
-    `patch` x `patch` pixels.
+    times `most` is divided into `fewest` to `tiles_at_most` tiles of `tile` x `tile` pixels. If
+    `thumbnail` is set, the view of the whole image follows the tiles. A token is merge x merge
+    patches of `patch` x `patch` pixels.
 
     An image's grid is the whole image's rows and columns of tokens (0 without a thumbnail), and
     with tiles also their rows and columns. On the canvas, the grid of tiles is above the whole
@@ -192,11 +192,11 @@ def read_images(processor: Section, vision: SiglipConfig) -> ThumbnailRules:
     where = processor.where
     for name, known in (("encoder_patch_size", vision.patch), ("downsample_factor", vision.merge)):
         if (value := processor.integer(name, default=known)) != known:
-            raise CheckpointError(f"{where}: {name} is {value}, but {known} in config.json")
+            raise CheckpointError(f"{where}: {name} is {value}, but it is {known} in config.json")
     unit = vision.patch * vision.merge
     tile = processor.count("tile_size", default=512)
     if tile % unit:
-        raise CheckpointError(f"{where}: tile_size {tile} is no multiple of {unit} pixels")
+        raise CheckpointError(f"{where}: tile_size {tile} must be a multiple of {unit} pixels")
     least = processor.count("min_image_tokens", default=64)
     most = processor.count("max_image_tokens", default=256)
     fewest = processor.count("min_tiles", default=2)
@@ -204,7 +204,8 @@ def read_images(processor: Section, vision: SiglipConfig) -> ThumbnailRules:
     if not (least <= most <= MAX_TOKENS and fewest <= tiles <= MAX_TILES):
         raise CheckpointError(
             f"{where}: min_image_tokens {least} to max_image_tokens {most} and min_tiles {fewest} "
-            f"to max_tiles {tiles} must ascend, up to {MAX_TOKENS} tokens and {MAX_TILES} tiles"
+            f"to max_tiles {tiles} must be ascending, up to {MAX_TOKENS} tokens and {MAX_TILES} "
+            "tiles"
         )
     if not processor.flag("do_image_splitting", default=True):
         fewest = tiles = 1

@@ -33,7 +33,7 @@ PROJECTOR_EPS = 1e-5
 def shuffle_projector(
     weights: Weights, config: SiglipConfig, projector: ProjectorConfig, shard: Shard
 ) -> PatchMerger:
-    """Load the projector. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load the projector. Raises CheckpointError if a tensor is missing or has another shape."""
     unit = config.merge**2
     merged = config.hidden * unit
     norm: LayerNorm | None = None

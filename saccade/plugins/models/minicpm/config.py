@@ -118,13 +118,14 @@ def read_vision(config: Section, out: int, sibling: Sibling) -> MergingTower:
     if (times := config.integer("merger_times", default=1)) != 1:
         raise CheckpointError(
             f"{config.where}: merger_times {times} is not supported (1 is): the image processor "
-            "counts no such tokens"
+            "does not count these tokens"
         )
     refuse_flags(config, "drop_vision_last_layer")
     insert = config.integer("insert_layer_id", default=6)
     if not 0 <= insert < siglip.depth:
         raise CheckpointError(
-            f"{config.where}: insert_layer_id {insert} is none of the tower's {siglip.depth} layers"
+            f"{config.where}: insert_layer_id {insert} is not one of the vision encoder's "
+            f"{siglip.depth} layers"
         )
     return MergingTower(replace(siglip, merge=MERGES[read_mode(config, sibling)]), insert)
 

@@ -64,7 +64,7 @@ def see(source: Source) -> Seen:
         "insert_layer_id": inserted[0],
         **require_tokens(source.model, {"image_token_id": "<|image_pad|>"}),
     }
-    said = (*sight.missing, f"images of {SLICES} slices at most")
+    said = (*sight.missing, f"images of at most {SLICES} slices")
     return Seen(config, {"preprocessor_config.json": processor}, said)
 
 

@@ -223,13 +223,13 @@ def read_images(checkpoint: Checkpoint, vision: MergingTower, sibling: Sibling) 
     patch = processor.integer("patch_size", default=14)
     if patch != vision.siglip.patch:
         raise CheckpointError(
-            f"{processor.where}: patch_size is {patch}, but the vision tower was made for "
+            f"{processor.where}: patch_size is {patch}, but the vision encoder requires "
             f"{vision.siglip.patch}"
         )
     mode, made_for = (read_mode(each, sibling) for each in (processor, checkpoint.config))
     if mode != made_for:
         raise CheckpointError(
-            f"{processor.where}: downsample_mode is {mode}, but {made_for} in config.json"
+            f"{processor.where}: downsample_mode is {mode}, but it is {made_for} in config.json"
         )
     scale = processor.count("scale_resolution", default=448)
     most = processor.count("max_slice_nums", default=9)
@@ -262,11 +262,10 @@ def _resample(processor: Section) -> Resample:
 
 
 def _upsize(processor: Section) -> str:
-    """Return one of `UPSIZES`."""
     upsize = processor.text("small_image_upsize", default="always")
     if upsize not in UPSIZES:
         raise CheckpointError(
             f"{processor.where}: small_image_upsize {upsize!r} is not supported "
-            f"({' and '.join(UPSIZES)} are): an image's size may not follow from what it shows"
+            f"({' and '.join(UPSIZES)} are): an image's size must not depend on its content"
         )
     return upsize

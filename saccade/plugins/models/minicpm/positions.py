@@ -2,14 +2,13 @@
 
 The canvas is the grid of slices, with one position per token, or the whole image if there are no
 slices. The tokens of the whole image are spread over the canvas. Markers have the positions of
-corners: `<image>` that before the first one, `</image>` that after the last, the markers of a slice
-those of its corners, and the end of a row of slices that of the row's right edge. The formulas
-follow transformers' `get_rope_index`, and are tested against it. Does not import torch.
+corners: `<image>` has the position before the first corner, and `</image>` the position after the
+last. The markers of a slice have the positions of its corners, and the end of a row of slices has
+the position of the row's right edge. The formulas follow transformers' `get_rope_index`, and are
+tested against it. Does not import torch.
 
-```
- 2 x 3 slices of 2 x 2 tokens      rows of the whole, 2 tokens     its columns, 3 tokens
- canvas: 4 x 6 positions           0 and 3                         0, 2 and 5
-```
+``` 2 x 3 slices of 2 x 2 tokens rows of the whole, 2 tokens its columns, 3 tokens canvas: 4 x 6
+positions 0 and 3 0, 2 and 5 ```
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def canvas_block(grid: Grid) -> Positions:
 
 
 def _box(rows: Positions, columns: Positions) -> Positions:
-    """Return the positions of rows x columns, in raster order, at time 0."""
     row, column = np.meshgrid(rows, columns, indexing="ij")
     return np.stack((np.zeros_like(row), row, column)).reshape(3, -1)
 
@@ -90,7 +88,6 @@ def canvas_positions(
 
 
 def _place_image(positions: Positions, pieces: list[Span], block: Positions, origin: int) -> None:
-    """Set the positions of an image's tokens, and of the markers around its `pieces`."""
     whole, *slices = pieces
     for piece in pieces:
         rows = block[:, piece.offset : piece.offset + piece.length]

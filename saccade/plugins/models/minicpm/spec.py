@@ -153,8 +153,8 @@ class CanvasSpec(MiniCPMSpec):
         (mark,) = self.placeholder.before
         if mark in tokens:
             raise InvalidRequest(
-                f"the prompt has token {mark}, which precedes images, without an image: omit it, "
-                "images add it",
+                f"the prompt has token {mark}, which precedes images, but no image follows: omit "
+                "it, because images add it themselves",
                 param="messages",
             )
         return self.placeholder.expand(tokens, images, times)
@@ -199,7 +199,7 @@ def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
 
 
 def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
-    """Raise CheckpointError if the tokenizer's markers are not those in config.json."""
+    """Raise CheckpointError if the tokenizer's markers differ from those in config.json."""
     (image_start,), (image_end,), line = placeholder.before, placeholder.after, placeholder.line
     slice_start, slice_end = placeholder.slice
     for name, token in (
@@ -235,7 +235,8 @@ def _placeholder(checkpoint: Checkpoint, vocab: int) -> SlicePlaceholder:
             raise CheckpointError(f"{path}: the tokenizer has no token {token} ({field})")
         if found >= vocab:
             raise CheckpointError(
-                f"{path}: {token} ({field}) is {found}, beyond the vocabulary of {vocab} tokens"
+                f"{path}: {token} ({field}) is {found}, which is not in the vocabulary of {vocab} "
+                "tokens"
             )
         marks[field] = found
     content = checkpoint.config.integer("image_token_id", default=marks["image_token"])

@@ -96,7 +96,7 @@ class FrameRules:
 def read_video(checkpoint: Checkpoint, images: SliceRules, *, numbered: bool) -> FrameRules | None:
     """Return the checkpoint's rules for videos.
 
-    Returns `None` if frames are stacked, larger than images, or normalised differently, because the
+    Returns `None` if frames are stacked, larger than images, or normalized differently, because the
     vision encoder supports only one kind of preprocessing. numbered: whether images have an index.
     """
     section, token = checkpoint.video, checkpoint.config.integer("video_token_id", default=-1)

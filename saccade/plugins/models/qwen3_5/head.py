@@ -1,6 +1,6 @@
 """Qwen3.5's MTP head (multi-token prediction), which drafts tokens for speculative decoding.
 
-It is an attention layer after the language model, which predicts the token after next from a hidden
+It is an attention layer after the language model. It predicts the token after next from a hidden
 state and the next token. transformers has no such module, so this one follows the names of the
 published weights and vLLM's `qwen3_5_mtp.py`.
 """

@@ -57,8 +57,8 @@ class Qwen35Spec(QwenVLSpec):
         drafts = chosen.mtp == "on"
         if drafts and self.hybrid.drafting != 1:
             raise ConfigError(
-                "--family-option mtp=on: config.json has no draft head with one layer "
-                "(mtp_num_hidden_layers) and the model's own embeddings"
+                "--family-option mtp=on: config.json must describe an MTP head with one layer "
+                "(mtp_num_hidden_layers) that uses the model's own embeddings"
             )
         return replace(self, patch_embed=chosen.patch_embed, drafts=drafts)
 

@@ -84,9 +84,10 @@ class SplitRules:
         return self._recipe(longest_edge(size, edge), (side, side))
 
     def _recipe(self, resized: Size, cut: Size) -> PreprocessParams:
-        """Return the preprocessing parameters.
+        """Return the preprocessing parameters for an image that is resized to `resized`, then to
+        whole tiles.
 
-        resized: the image's size before it is resized to whole tiles. cut: its size afterwards.
+        cut: the size in whole tiles.
         """
         side, resample = self.side, self.resample
         if not self.split or cut == (side, side):
@@ -160,14 +161,14 @@ def read_images(processor: Section, vision: SiglipConfig) -> SplitRules:
     side = tile.integer("longest_edge", default=364)
     if side != vision.side:
         raise CheckpointError(
-            f"{tile.where}: longest_edge is {side}, but the vision tower was made for {vision.side}"
+            f"{tile.where}: longest_edge is {side}, but the vision encoder requires {vision.side}"
         )
     size = processor.section("size")
     edge = size.integer("longest_edge", default=4 * 364)
     most = min(LONGEST, MAX_ACROSS * side)
     if not 2 <= edge <= most or edge % 2:
         raise CheckpointError(
-            f"{size.where}: longest_edge is {edge}, but must be even, and at most {most}"
+            f"{size.where}: longest_edge is {edge}; it must be even, and at most {most}"
         )
     colours = read_colours(processor, HALF, HALF)
     split = processor.flag("do_image_splitting", default=True)

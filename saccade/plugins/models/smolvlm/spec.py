@@ -128,5 +128,5 @@ def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:
 
 
 def _lines(rows: range) -> list[tuple[int, str]]:
-    """Return each row with the text that ends the row before it."""
+    """Yield the index of each row of tiles, and the text that ends the row before it."""
     return [(row, "\n" if row > 1 else "") for row in rows]

@@ -34,7 +34,7 @@ WHOLE, CROP = (0, 0), (1,)
 SNAP_UP = 0.2
 """If an edge extends by more than this fraction into another crop, it gets that crop."""
 PIXEL_BYTES = 4
-"""Bytes of a pixel in Pillow, and of one colour in float32."""
+"""Bytes of a pixel in Pillow, and of one color in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def plan_crops(size: Size, sides: Sides) -> CropPlan:
 
 
 def _window(long: int, short: int, sides: Sides) -> int:
-    """Return the edge of the crops in pixels, or 0 for none."""
+    """Return the edge of the crops in pixels, or 0 if there are no crops."""
     if long <= sides.whole:
         return short if long / short > 1.5 else 0
     return min(short, sides.crop) if long / short > 4 else sides.crop

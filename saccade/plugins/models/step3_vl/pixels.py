@@ -1,7 +1,7 @@
 """Makes crops and the whole image like the published processor does. Runs in image workers.
 
 Pillow resizes the image before it is cropped. Crops of another size and the whole image are then
-resized in float32. The published processor keeps these in float32, but here they are rounded to
+resized in float32. The published processor keeps these in float32. This module rounds them to
 bytes.
 """
 
@@ -44,7 +44,7 @@ def draw(out: Pixels, argument: str, pixels: Pixels) -> None:
 
 
 def _padded(image: PIL.Image.Image, size: Size) -> PIL.Image.Image:
-    """Return the image in the top left corner of a black square."""
+    """Return a black square with the image in its top left corner."""
     if image.size == size[::-1]:
         return image
     square = PIL.Image.new(image.mode, size[::-1], 0)
@@ -57,7 +57,6 @@ def _resized(image: PIL.Image.Image, size: Size) -> PIL.Image.Image:
 
 
 def _write(out: Pixels, at: tuple[int, int], image: PIL.Image.Image, side: int) -> None:
-    """Write an image to a square of the canvas, resized in float32, one colour at a time."""
     target = out[at[0] : at[0] + side, at[1] : at[1] + side]
     if image.size == (side, side):
         target[:] = np.asarray(image)

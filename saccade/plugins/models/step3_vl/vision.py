@@ -1,8 +1,8 @@
 """Step3-VL's perception encoder and its projector, for packed views of any images.
 
-Each view is a segment. Its patches are in blocks of 4 x 4, and within these in cells of 2 x 2, so
-that each convolution after the encoder makes one row from four contiguous ones, and finds adjacent
-rows from a patch's position.
+Each view is a segment. Its patches are stored in blocks of 4 x 4, which consist of cells of 2 x 2.
+So four contiguous rows become one row in each convolution after the encoder, and a patch's position
+determines the index of its row.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class HalvingConvolution:
 def perception_block(
     weights: Weights, name: str, config: PerceptionConfig, shard: Shard
 ) -> ScaledBlock:
-    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
     parts = BlockParts(weights, name, config, shard)
     return ScaledBlock(
         parts,
@@ -105,7 +105,7 @@ def perception_block(
 
 
 class ViewEmbed:
-    """Maps the pixels of square views to normalised patch embeddings with learned positions."""
+    """Maps the pixels of square views to normalized patch embeddings with learned positions."""
 
     __slots__ = ("config", "dtype", "linear", "mean", "norm", "orders", "positions", "std")
 
