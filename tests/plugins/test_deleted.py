@@ -25,8 +25,8 @@ PACKAGE = Path(saccade.__file__).parent
 ROOT = PACKAGE.parent
 OWN = [plugin for plugin in plugins() if (PACKAGE / "plugins" / plugin.name).is_dir()]
 DRAWS = 8
-HALVES = dict(zip(OWN, combinations(range(DRAWS), DRAWS // 2)))
-"""By plugin, the draws that delete it: as many for each, so that no plugin's are among another's."""
+HALVES = dict(zip(OWN, combinations(range(DRAWS), DRAWS // 2), strict=False))
+"""By plugin, the draws that delete it: as many of each plugin, so none's are among another's."""
 PROGRAM = """
 import json, re, sys
 import saccade
