@@ -20,7 +20,7 @@ from tests.plugins.events.subscriber import Block, Index, Subscriber, subscribin
 pytestmark = [pytest.mark.more, pytest.mark.timeout(600)]
 
 SIZE = 16
-REQUESTS = 60
+REQUESTS = 100
 IMAGES = [image_part(picture(60, 90, seed=seed)) for seed in range(6)]
 
 
