@@ -27,7 +27,7 @@ demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=
 	@trap : INT; $(BIN)/saccade demo --ends-with $$PPID $(ARGS) || [ $$? = 130 ]
 
 test: .venv/.installed  ## the default tests
-	@echo "the default tests: about 3 minutes on two idle cores, the first half minute in silence"
+	@echo "the default tests: 3 to 8 minutes on two idle cores, the first half minute in silence"
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -m 'not more and not slow and not gpu' $(ARGS)
 
 test-more: .venv/.installed  ## those that take longer: real processes that start, die and restart
