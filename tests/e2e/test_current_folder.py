@@ -90,22 +90,15 @@ def serving_in(folder: Path) -> Iterator[psutil.Process]:
         server.wait(60)
 
 
-def test_parts_do_not_search_where_python_m_saccade_does(tmp_path: Path) -> None:
-    """Python itself lets that one process import what is there."""
-    marker = lay_traps(tmp_path / "downloads", only={"torch", "numba", "safetensors"})
-    with serving_in(tmp_path / "downloads"):
-        assert marker.read_text() == ""
-
-
-def test_a_clone_that_is_not_installed_serves_itself(tmp_path: Path) -> None:
-    """Processes of `python -m saccade` in a clone are that clone's, whatever else is installed."""
-    root = Path(__file__).parents[2]
+def test_parts_of_a_clone_are_its_own_and_search_it_for_nothing_else(tmp_path: Path) -> None:
+    """Processes of `python -m saccade` in a clone that is not installed are that clone's, whatever
+    is installed. Python itself lets the first one alone import what else is there.
+    """
     clone = tmp_path / "clone"
-    clone.mkdir()
-    shutil.copytree(
-        root / "saccade", clone / "saccade", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    marker = lay_traps(clone, only={"torch", "numba", "safetensors"})
+    shutil.copytree(Path(__file__).parents[2] / "saccade", clone / "saccade")
     with serving_in(clone) as server:
         children = server.children(recursive=True)
         launched = {each.cmdline()[2] for each in children}
         assert launched == {str(clone / "saccade" / "ipc" / "launch.py")}
+        assert marker.read_text() == ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from saccade.families.registry import load_spec
 from saccade.plugins.models.minicpm.spec import MiniCPMSpec
-from saccade_bench.fixtures.server import serving
+from saccade_bench.fixtures.server import Server, serving
 from tests.e2e.test_serve import COUNTS, OPTIONS, ask, reference_text
 from tests.e2e.ways import KEY
 from tests.fixtures.families.minicpm import SCALE, SliceReference
@@ -26,6 +26,14 @@ from tests.plugins.models.test_minicpm_video import Asked
 
 pytestmark = pytest.mark.more
 OPTION = "downsample_mode=4x"
+
+
+@pytest.fixture(scope="module")
+def server(
+    checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    with serving(checkpoint("minicpmv4_6"), tmp_path_factory.mktemp("log"), *OPTIONS) as server:
+        yield server
 
 
 def test_four_times_the_tokens_by_an_option(
@@ -55,37 +63,34 @@ def test_four_times_the_tokens_by_an_option(
         assert [server.metric(name) for name in COUNTS] == [each + 3 for each in before]
 
 
-def test_a_request_may_ask_for_fewer_slices(
-    checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    with serving(checkpoint("minicpmv4_6"), tmp_path, *OPTIONS) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+def test_a_request_may_ask_for_fewer_slices(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
 
-        def tokens(**bounds: int) -> int:
-            url = {"url": png_url(picture(300, 300)), **bounds}
-            chat = [user({"type": "image_url", "image_url": url}, text_part("what?"))]
-            return int(ask(client, chat, max_tokens=1).usage.prompt_tokens)
+    def tokens(**bounds: int) -> int:
+        url = {"url": png_url(picture(300, 300)), **bounds}
+        chat = [user({"type": "image_url", "image_url": url}, text_part("what?"))]
+        return int(ask(client, chat, max_tokens=1).usage.prompt_tokens)
 
-        area = SCALE**2
-        whole, four, one = tokens(), tokens(max_pixels=4 * area), tokens(max_pixels=area)
-        # 2 x 3 slices of 4 x 2 tokens, 2 x 2 of 3 x 3: each between two marks, lines apart.
-        assert one - whole == -(6 * (4 * 2 + 2) + 1)
-        assert one - four == -(4 * (3 * 3 + 2) + 1)
-        assert tokens(max_pixels=6 * area) == whole
-        for bounds, words in (
-            ({"max_pixels": 7 * area}, f"max_pixels is {7 * area}; this model supports {area} to"),
-            ({"max_pixels": area - 1}, f"max_pixels is {area - 1}; this model supports {area} to"),
-            ({"min_pixels": 2 * area, "max_pixels": area}, f"min_pixels is {2 * area}"),
-        ):
-            with pytest.raises(openai.BadRequestError, match=words):
-                tokens(**bounds)
-        broken = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
-        with pytest.raises(openai.BadRequestError, match="video"):
-            ask(client, [user(broken)])
+    area = SCALE**2
+    whole, four, one = tokens(), tokens(max_pixels=4 * area), tokens(max_pixels=area)
+    # 2 x 3 slices of 4 x 2 tokens, 2 x 2 of 3 x 3: each between two marks, lines apart.
+    assert one - whole == -(6 * (4 * 2 + 2) + 1)
+    assert one - four == -(4 * (3 * 3 + 2) + 1)
+    assert tokens(max_pixels=6 * area) == whole
+    for bounds, words in (
+        ({"max_pixels": 7 * area}, f"max_pixels is {7 * area}; this model supports {area} to"),
+        ({"max_pixels": area - 1}, f"max_pixels is {area - 1}; this model supports {area} to"),
+        ({"min_pixels": 2 * area, "max_pixels": area}, f"min_pixels is {2 * area}"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            tokens(**bounds)
+    broken = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    with pytest.raises(openai.BadRequestError, match="video"):
+        ask(client, [user(broken)])
 
 
 def test_a_video_of_frames_is_answered_as_transformers_answers(
-    checkpoint: Callable[..., Path], tmp_path: Path
+    checkpoint: Callable[..., Path], server: Server
 ) -> None:
     folder, size = checkpoint("minicpmv4_6"), (100, 130)
     spec, judge = load_spec(folder), reference(folder)
@@ -110,11 +115,10 @@ def test_a_video_of_frames_is_answered_as_transformers_answers(
     )
     clip = {"type": "video", "video": [png_url(picture(*size, seed=seed)) for seed in (2, 3, 4)]}
     chat = [user(image_part(picture(60, 60, seed=1)), clip, text_part("what?"))]
-    with serving(folder, tmp_path, *OPTIONS) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
-        before = [server.metric(name) for name in COUNTS]
-        for _ in range(2):
-            answer = ask(client, chat, max_tokens=12)
-            assert answer.usage.prompt_tokens == len(tokens)
-            assert answer.choices[0].message.content == words
-        assert [server.metric(name) for name in COUNTS] == [each + 4 for each in before]
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+    before = [server.metric(name) for name in COUNTS]
+    for _ in range(2):
+        answer = ask(client, chat, max_tokens=12)
+        assert answer.usage.prompt_tokens == len(tokens)
+        assert answer.choices[0].message.content == words
+    assert [server.metric(name) for name in COUNTS] == [each + 4 for each in before]

@@ -21,7 +21,7 @@ from saccade_bench.gpu_check.stages import COMMANDS
 pytestmark = [pytest.mark.more, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-LIMIT = "5"
+LIMIT = "2"
 """Seconds of a stage of the dry run. Whether it ends by then or is ended depends on the machine."""
 
 
