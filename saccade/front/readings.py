@@ -113,13 +113,15 @@ class PromptReader:
         asked: Sequence[ReadRequest] | SharedReadRequest,
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
+        most_tokens: int = MAX_TOKENS,
     ) -> list[WasRead]:
         """Read each prompt and return the results in order.
 
-        Raises a RequestError that names the field.
+        most_tokens: the maximum in all prompts, unless they have a common prefix. Raises a
+        RequestError that names the field.
         """
         if not isinstance(asked, SharedReadRequest):
-            return await self._run(await self._prepare(asked, client, budget))
+            return await self._run(await self._prepare(asked, client, budget, most_tokens))
         prepared = await self._prepare_shared(asked, client, budget)
         # The first prompt computes the common prefix, so that the others find it in the cache.
         first = await self._run(prepared[:1])
@@ -128,7 +130,7 @@ class PromptReader:
     # ---- prompts
 
     async def _prepare(
-        self, reads: Sequence[ReadRequest], client: Client, budget: MemoryBudget
+        self, reads: Sequence[ReadRequest], client: Client, budget: MemoryBudget, most_tokens: int
     ) -> list[PreparedRequest]:
         intake, most = self._intake, self._front.check_ready().context_length
         opened_files = await intake.steps.step(OpenFiles).opened(
@@ -139,7 +141,7 @@ class PromptReader:
         ]
         sources = {id(each): each for read in reads for each in _sources(read.request)}
         intake.media.check_sources(tuple(sources.values()))
-        encode = partial(self._encode, reads, most)
+        encode = partial(self._encode, reads, most, most_tokens)
         many = len(reads) > _FEW or any(takes_long(read.request) for read in reads)
         encoded = await intake.in_thread(encode) if many else encode()
         opened = await intake.steps.step(OpenSources).opened(
@@ -152,7 +154,7 @@ class PromptReader:
             for read, each in zip(reads, encoded, strict=True):
                 shown = tuple(found[id(source)] for source in _sources(read.request))
                 total += count_tokens(each, shown)
-                _check_total(total)
+                _check_total(total, most_tokens)
                 prompt = intake.prompt(read.request, each, shown)
                 _check_fits(read.place, len(prompt.tokens), most)
                 made.append(_prepared(read.request, prompt, read.reading, client))
@@ -160,14 +162,16 @@ class PromptReader:
 
         return await intake.in_thread(finish) if many else finish()
 
-    def _encode(self, reads: Sequence[ReadRequest], most: int) -> list[EncodedPrompt]:
+    def _encode(
+        self, reads: Sequence[ReadRequest], most: int, most_tokens: int
+    ) -> list[EncodedPrompt]:
         encoded, total = [], 0
         for read in reads:
             each = self._intake.prompts.encode_now(read.request, most)
             if not each.tokens:
                 raise InvalidRequest(f"{read.place}: there is nothing in it", read.place)
             total += len(each.tokens)
-            _check_total(total)
+            _check_total(total, most_tokens)
             encoded.append(each)
         return encoded
 
@@ -262,15 +266,16 @@ class PromptReader:
 
 
 def name_of(request: Request) -> bytes:
-    """Return a cache key: equal for requests that read the same prompt in the same way for the same
-    tenant.
+    """Return a cache key: equal for requests that read the same prompt in the same way, with the
+    same adapter, for the same tenant.
     """
     images = [
         (span.start, span.length, span.offset, key.digest, key.settings, key.salt)
         for span in request.spans
         for key in (request.images[span.image].key,)
     ]
-    asked = msgspec.msgpack.encode((request.cache_salt, request.reading, images))
+    adapter = request.adapter.fingerprint
+    asked = msgspec.msgpack.encode((request.cache_salt, adapter, request.reading, images))
     tokens = np.array(request.tokens, np.int32).tobytes()
     return blake3(tokens + asked + len(tokens).to_bytes(8)).digest()
 
@@ -306,7 +311,7 @@ def _prepared(
         client.salt(request.cache_salt),
         time.monotonic(),
         client.share(request.cache_salt),
-        caching=Caching(prompt.breakpoints),
+        caching=Caching(prompt.breakpoints, adapter=request.adapter),
         reading=reading,
     )
     return PreparedRequest(read, prompt.opened, prompt.places)

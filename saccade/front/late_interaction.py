@@ -1,0 +1,92 @@
+"""Late interaction: the prompts of models with a vector per token (`core.family.LateInteraction`),
+and how well the vectors of a query match those of a page (MaxSim).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from saccade.core.errors import InvalidRequest
+from saccade.core.family import LateInteraction
+from saccade.core.given_paths import read_text
+from saccade.core.types import PromptReading
+from saccade.front.conversation import Chat, Message, MessageText, Part
+from saccade.front.readings import MAX_TOKENS, ReadRequest, Vectors, WasRead, read_request
+from saccade.media.sources.source import ImageSource
+from saccade.text.prompt.template import ChatTemplate, Tokenizer
+
+MAX_VALUES = 1 << 24
+"""Maximum values in all vectors of a request: 64 MiB in float32."""
+EVERY_TOKEN = PromptReading(last=MAX_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectorPrompts:
+    """Builds the prompts of one model. width: values per vector."""
+
+    width: int
+    template: ChatTemplate
+
+    @classmethod
+    def load(cls, late: LateInteraction, tokenizer: Tokenizer) -> TokenVectorPrompts:
+        sources = {"default": read_text(late.template)}
+        return cls(late.width, ChatTemplate(sources, tokenizer.named_tokens))
+
+    @property
+    def most_tokens(self) -> int:
+        """The maximum number of prompt tokens, and so of vectors, in a request."""
+        return min(MAX_TOKENS, MAX_VALUES // self.width)
+
+    def read_tokens(self, tokens: tuple[int, ...], place: str, salt: str = "") -> ReadRequest:
+        """Build the request for the vectors of a prompt without template."""
+        return read_request(tokens, place, EVERY_TOKEN, salt)
+
+    def read(
+        self,
+        content: Sequence[Part],
+        place: str,
+        salt: str = "",
+        *,
+        instruction: str | None = None,
+        page: bool = False,
+    ) -> ReadRequest:
+        """Build the request for the vectors of a text, which is a query, or of one image.
+
+        page: it must be an image. Raises InvalidRequest for anything else, as these models were
+        trained without, and for an instruction.
+        """
+        if instruction:
+            raise InvalidRequest(
+                "instruction: this model was trained without instructions", "instruction"
+            )
+        texts = [part.text for part in content if isinstance(part, MessageText)]
+        images = [part for part in content if isinstance(part, ImageSource)]
+        others = len(content) - len(texts) - len(images)
+        if others or len(images) > 1 or bool(images) == bool(texts):
+            raise InvalidRequest(
+                f"{place}: this model embeds a text or one image: send each of them alone", place
+            )
+        if page and not images:
+            raise InvalidRequest(
+                f"{place}: this model compares queries with images of pages: send an image", place
+            )
+        parts = tuple(images) or (MessageText("".join(texts), place),)
+        asked = read_request(Chat((Message("user", parts),)), place, EVERY_TOKEN, salt)
+        return replace(asked, request=replace(asked.request, template=self.template))
+
+
+def max_sim(query: Vectors, page: Vectors) -> float:
+    """Return the sum, over the vectors of `query` [Q, D], of the largest inner product with a
+    vector of `page` [P, D].
+    """
+    return float((query @ page.T).max(axis=1).sum())
+
+
+def max_sims(queries: Sequence[WasRead], pages: Sequence[WasRead]) -> list[float]:
+    """Return each page's score for its query, or for the only one.
+
+    Each product has its own page, so a score does not depend on the others.
+    """
+    asked = queries if len(queries) == len(pages) else [queries[0]] * len(pages)
+    return [max_sim(query.values, page.values) for query, page in zip(asked, pages)]
