@@ -72,6 +72,8 @@ class TokenVectorPrompts:
                 f"{place}: this model compares queries with images of pages: send an image", place
             )
         parts = tuple(images) or (MessageText("".join(texts), place),)
+        if not (images or any(texts)):
+            raise InvalidRequest(f"{place}: the text is empty", place)
         asked = read_request(Chat((Message("user", parts),)), place, EVERY_TOKEN, salt)
         return replace(asked, request=replace(asked.request, template=self.template))
 
