@@ -12,7 +12,7 @@ from saccade.core.family import LateInteraction
 from saccade.core.given_paths import read_text
 from saccade.core.types import PromptReading
 from saccade.front.conversation import Chat, Message, MessageText, Part
-from saccade.front.readings import MAX_TOKENS, ReadRequest, Vectors, WasRead, read_request
+from saccade.front.read_requests import MAX_TOKENS, ReadRequest, Vectors, WasRead, read_request
 from saccade.media.sources.source import ImageSource
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
@@ -22,19 +22,19 @@ EVERY_TOKEN = PromptReading(last=MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenVectorPrompts:
-    """Builds the prompts of one model. width: values per vector."""
+class LateScoring:
+    """The prompts of one model, and its scores. width: values per vector."""
 
     width: int
     template: ChatTemplate
 
     @classmethod
-    def load(cls, late: LateInteraction, tokenizer: Tokenizer) -> TokenVectorPrompts:
+    def load(cls, late: LateInteraction, tokenizer: Tokenizer) -> LateScoring:
         sources = {"default": read_text(late.template)}
         return cls(late.width, ChatTemplate(sources, tokenizer.named_tokens))
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """The maximum number of prompt tokens, and so of vectors, in a request."""
         return min(MAX_TOKENS, MAX_VALUES // self.width)
 
@@ -77,18 +77,17 @@ class TokenVectorPrompts:
         asked = read_request(Chat((Message("user", parts),)), place, EVERY_TOKEN, salt)
         return replace(asked, request=replace(asked.request, template=self.template))
 
+    def scores(self, queries: Sequence[WasRead], pages: Sequence[WasRead]) -> list[float]:
+        """Return each page's score for its query, or for the only one.
+
+        Pages are compared one by one, so a score does not depend on the others.
+        """
+        asked = queries if len(queries) == len(pages) else [queries[0]] * len(pages)
+        return [max_sim(query.values, page.values) for query, page in zip(asked, pages)]
+
 
 def max_sim(query: Vectors, page: Vectors) -> float:
     """Return the sum, over the vectors of `query` [Q, D], of the largest inner product with a
     vector of `page` [P, D].
     """
     return float((query @ page.T).max(axis=1).sum())
-
-
-def max_sims(queries: Sequence[WasRead], pages: Sequence[WasRead]) -> list[float]:
-    """Return each page's score for its query, or for the only one.
-
-    Each product has its own page, so a score does not depend on the others.
-    """
-    asked = queries if len(queries) == len(pages) else [queries[0]] * len(pages)
-    return [max_sim(query.values, page.values) for query, page in zip(asked, pages)]

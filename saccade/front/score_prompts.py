@@ -21,7 +21,7 @@ from saccade.front.part_defaults import ImageLimits
 from saccade.text.prompt.template import Tokenizer
 
 if TYPE_CHECKING:
-    from saccade.front.late_interaction import TokenVectorPrompts
+    from saccade.front.late_interaction import LateScoring
 
 Task = Literal["embed", "rank", "last", "late"]
 
@@ -33,7 +33,7 @@ class Scoring:
     task: Task | None = None
     templates: ScoreTemplates | None = None
     labels: tuple[int, int] = (0, 0)  # token ids of a reranker's answers, yes and no
-    late: TokenVectorPrompts | None = None  # if the task is "late"
+    late: LateScoring | None = None  # if the task is "late"
 
     def check_embeds(self) -> None:
         """Raise InvalidRequest unless the server computes embeddings."""
@@ -44,6 +44,16 @@ class Scoring:
                 "model",
                 "unsupported_model",
             )
+
+    def check_late(self) -> LateScoring:
+        """Raise InvalidRequest unless the model has a vector per token."""
+        if self.late is None:
+            raise InvalidRequest(
+                "this model was not trained for a vector per token: serve a ColQwen checkpoint",
+                "model",
+                "unsupported_model",
+            )
+        return self.late
 
     def check_single(self, other: str) -> None:
         """Raise InvalidRequest unless an input has one embedding. other: what returns several."""
@@ -138,9 +148,9 @@ def find_scoring(
                 f"--pooling {wanted}: this checkpoint was trained for a vector per token; leave "
                 "out the option"
             )
-        from saccade.front.late_interaction import TokenVectorPrompts
+        from saccade.front.late_interaction import LateScoring
 
-        return Scoring("late", late=TokenVectorPrompts.load(late, own))
+        return Scoring("late", late=LateScoring.load(late, own))
     templates = spec.templates.scores
     task = (files.task if files else None) if wanted == "auto" else wanted
     if task is None or task == "none":

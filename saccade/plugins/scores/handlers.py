@@ -6,7 +6,7 @@ Owns the handlers. `read.py` reads bodies, and `write.py` writes responses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.routing import Route
@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from saccade.api.handlers import Endpoint, RequestHandler, send_json
 from saccade.api.mounting import ApiContext
 from saccade.core.errors import InvalidRequest
-from saccade.core.types import NO_ADAPTER
 from saccade.edge.body import BufferedBody, while_connected
-from saccade.front.readings import MAX_TOKENS, PromptReader, WasRead, rank_scores, unit_vectors
+from saccade.front.read_requests import MAX_TOKENS, WasRead, rank_scores, unit_vectors
+from saccade.front.readings import PromptReader
 from saccade.front.score_prompts import CHATS, Scoring
 from saccade.plugins.scores.read import (
     EmbedAsked,
@@ -103,22 +103,16 @@ class _Scores:
     ) -> tuple[str, list[WasRead]]:
         """Read the prompts with the model or adapter that is asked for. Also return its name."""
         model, adapter = self.handler.model_of(asked.model)
-        reads = asked.reads
-        if adapter != NO_ADAPTER:
-            reads = tuple(
-                replace(each, request=replace(each.request, adapter=adapter)) for each in reads
-            )
+        reads = [each.with_adapter(adapter) for each in asked.reads]
         late = self._scoring.late
-        most = MAX_TOKENS if late is None else late.most_tokens
+        most = MAX_TOKENS if late is None else late.max_tokens
         work = self.reader.read_prompts(reads, held.client, held, most)
         return model, await while_connected(receive, work)
 
     async def _scores(self, asked: RankAsked, read: list[WasRead]) -> list[float]:
-        if not asked.queries:
+        if (late := self._scoring.late) is None:
             return rank_scores(read)
-        from saccade.front.late_interaction import max_sims
-
-        work = partial(max_sims, read[: asked.queries], read[asked.queries :])
+        work = partial(late.scores, read[: asked.queries], read[asked.queries :])
         return await self.handler.front.intake.in_thread(work)
 
     def _check_dimensions(self, wanted: int | None, field: str) -> None:

@@ -21,7 +21,7 @@ from saccade.front.conversation import Message, MessageText, Part
 from saccade.front.fields import Natural, Reader, missing
 from saccade.front.image_parts import ImagePart
 from saccade.front.part_defaults import PartDefaults
-from saccade.front.readings import MAX_TOKENS, ReadRequest, read_request
+from saccade.front.read_requests import MAX_TOKENS, ReadRequest, read_request
 from saccade.front.score_prompts import Scoring
 from saccade.plugins.scores.fields import (
     EMBED,

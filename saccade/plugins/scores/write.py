@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.api.prompt_logprobs import stands_for
 from saccade.api.stream import StreamedBody
-from saccade.front.readings import Vectors, WasRead
+from saccade.front.read_requests import Vectors, WasRead
 from saccade.plugins.scores.fields import EncodingFormat
 
 _PIECE = 64
@@ -59,7 +59,7 @@ class EmbeddingEntry(Struct):
     """The embedding of one input: numbers, or float32 in base64."""
 
     index: int
-    embedding: list[float] | list[list[float]] | str
+    embedding: list[float | list[float]] | str
     """The values, or float32 in base64. If the model has a vector per token, a list of vectors, or
     all of them in one base64 text.
     """
