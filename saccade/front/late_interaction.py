@@ -13,7 +13,7 @@ from saccade.core.given_paths import read_text
 from saccade.core.types import PromptReading
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.read_requests import MAX_TOKENS, ReadRequest, Vectors, WasRead, read_request
-from saccade.media.sources.source import ImageSource
+from saccade.media.sources.source import ImageSource, SentFile
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 MAX_VALUES = 1 << 24
@@ -53,19 +53,21 @@ class LateScoring:
     ) -> ReadRequest:
         """Build the request for the vectors of a text, which is a query, or of one image.
 
-        page: it must be an image. Raises InvalidRequest for anything else, as these models were
-        trained without, and for an instruction.
+        An image may be one page of a document. page: it must be an image. Raises InvalidRequest for
+        anything else, as these models were trained without, and for an instruction.
         """
         if instruction:
             raise InvalidRequest(
                 "instruction: this model was trained without instructions", "instruction"
             )
         texts = [part.text for part in content if isinstance(part, MessageText)]
-        images = [part for part in content if isinstance(part, ImageSource)]
+        images = [image for part in content if (image := _image(part)) is not None]
         others = len(content) - len(texts) - len(images)
         if others or len(images) > 1 or bool(images) == bool(texts):
             raise InvalidRequest(
-                f"{place}: this model embeds a text or one image: send each of them alone", place
+                f"{place}: this model embeds a text, an image, or one page of a document: send "
+                "each of them alone",
+                place,
             )
         if page and not images:
             raise InvalidRequest(
@@ -84,6 +86,13 @@ class LateScoring:
         """
         asked = queries if len(queries) == len(pages) else [queries[0]] * len(pages)
         return [max_sim(query.values, page.values) for query, page in zip(asked, pages)]
+
+
+def _image(part: Part) -> ImageSource | SentFile | None:
+    """Return the only image that a part shows, without text, or None."""
+    if isinstance(part, SentFile) and len(part.view.pages) == 1:
+        return replace(part, view=replace(part.view, shown="bare"))
+    return part if isinstance(part, ImageSource) else None
 
 
 def max_sim(query: Vectors, page: Vectors) -> float:

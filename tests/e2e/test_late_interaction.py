@@ -13,8 +13,9 @@ import numpy as np
 import openai
 import pytest
 
+from saccade_bench.fixtures.pdf import Sheet, pdf
 from saccade_bench.fixtures.server import Server, serving
-from tests.fixtures.colqwen import WIDTH, ColQwenReference, make_colqwen
+from tests.fixtures.colqwen import WIDTH, ColQwenReference, Content, make_colqwen
 from tests.fixtures.tiny import picture
 from tests.helpers.adapters import LANGUAGE, train
 from tests.helpers.images import image_part, png_url, text_part, user
@@ -108,8 +109,9 @@ def test_scores_are_the_reference_s(served: Served) -> None:
             assert each["relevance_score"] == pytest.approx(expected[each["index"]], abs=1e-4)
     pairs = {"text_1": [*QUERIES, content(PAGES[0])], "text_2": documents}
     scores = [each["score"] for each in served.server.post("/v1/score", pairs)["data"]]
-    sides = zip((*QUERIES, PAGES[0]), PAGES, strict=True)
-    assert scores == pytest.approx([served.reference.score(*each) for each in sides], abs=1e-4)
+    queries: tuple[Content, ...] = (*QUERIES, PAGES[0])
+    expected = [served.reference.score(*each) for each in zip(queries, PAGES, strict=True)]
+    assert scores == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_page_is_encoded_once_for_search_and_answer(served: Served) -> None:
@@ -136,6 +138,26 @@ def test_a_page_is_encoded_once_for_search_and_answer(served: Served) -> None:
     assert served.server.metric(ENCODED) == before + len(pages)
 
 
+def test_a_page_of_a_document_is_an_image(served: Served) -> None:
+    data = pdf([Sheet(image=page) for page in PAGES[:2]])
+    file = {"file_data": f"data:application/pdf;base64,{base64.b64encode(data).decode()}"}
+    both = {"type": "file", "file": file}
+    part = {"type": "file", "file": {**file, "page": 2}}
+    (found,) = matrices(served.server.post("/v1/embeddings", {"messages": [user(part)]}))
+    start, end = served.reference.prompt(PAGES[0]).split(served.reference.placeholder)
+    around = [len(served.reference.tokens(each)) for each in (start, end)]
+    assert len(found) > sum(around), "the page is shown"
+    asked = {"query": QUERIES[0], "documents": [{"content": [part]}]}
+    (result,) = served.server.post("/rerank", asked)["results"]
+    queries = matrices(served.server.post("/v1/embeddings", {"input": QUERIES[0]}))[0]
+    assert result["relevance_score"] == pytest.approx((queries @ found.T).max(1).sum(), abs=1e-4)
+    before = served.server.metric(ENCODED)
+    served.server.chat(user(part, text_part("what is there?")), max_tokens=4)
+    assert served.server.metric(ENCODED) == before
+    error = served.server.post("/v1/embeddings", {"messages": [user(both)]}, 400)["error"]
+    assert "one page of a document" in error["message"]
+
+
 def test_a_query_is_read_once_for_all_pages_and_again_for_none(served: Served) -> None:
     made = "saccade_readouts_total"
     documents = [content(picture(64, 64, seed=200 + i)) for i in range(4)]
@@ -160,8 +182,8 @@ SYSTEM = [{"role": "system", "content": "Find."}, user(image_part(PAGES[0]))]
         ("/v1/embeddings", {"input": "a", "dimensions": 8}, "dimensions", "32 values, and were"),
         ("/v1/embeddings", {"input": "a", "instruction": "b"}, "instruction", "without"),
         ("/v1/embeddings", {"messages": SYSTEM}, "instruction", "without instructions"),
-        ("/v1/embeddings", {"messages": BOTH}, "messages", "a text or one image"),
-        ("/v1/embeddings", {"messages": TWO}, "messages", "a text or one image"),
+        ("/v1/embeddings", {"messages": BOTH}, "messages", "a text, an image, or"),
+        ("/v1/embeddings", {"messages": TWO}, "messages", "a text, an image, or"),
         ("/v1/embeddings", {"input": [[7] * 4000] * 132}, None, "over 524288 tokens"),
         ("/v2/embed", {"texts": ["a"]}, "model", "use /v1/embeddings"),
         ("/v2/embed", {"images": [png_url(PAGES[0])]}, "model", "use /v1/embeddings"),

@@ -24,6 +24,7 @@ from tests.fixtures.colqwen import (
     WIDTH,
     Base,
     ColQwenReference,
+    Content,
     Layout,
     engine_name,
     make_colqwen,
@@ -34,7 +35,10 @@ from tests.fixtures.tiny import picture
 from tests.helpers.adapters import LANGUAGE, train
 
 TOLERANCE = 1e-5
-CONTENTS = ("how many red circles are there?", picture(64, 96), "a star", picture(90, 120, seed=1))
+CONTENTS: tuple[Content, ...] = (
+    *("how many red circles are there?", picture(64, 96)),
+    *("a star", picture(90, 120, seed=1)),
+)
 EVERY = PromptReading(last=10**6)
 
 
