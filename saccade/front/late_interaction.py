@@ -18,6 +18,8 @@ from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 MAX_VALUES = 1 << 24
 """Maximum values in all vectors of a request: 64 MiB in float32."""
+MAX_PRODUCTS = 1 << 22
+"""Maximum inner products in memory at a time, because a query may be an image: 16 MiB."""
 EVERY_TOKEN = PromptReading(last=MAX_TOKENS)
 
 
@@ -99,4 +101,6 @@ def max_sim(query: Vectors, page: Vectors) -> float:
     """Return the sum, over the vectors of `query` [Q, D], of the largest inner product with a
     vector of `page` [P, D].
     """
-    return float((query @ page.T).max(axis=1).sum())
+    rows = max(1, MAX_PRODUCTS // max(1, len(page)))
+    blocks = (query[start : start + rows] for start in range(0, len(query), rows))
+    return sum(float((block @ page.T).max(axis=1).sum()) for block in blocks)
