@@ -130,6 +130,7 @@ def rename(weights: Path) -> None:
         ("processor_config.json", {"visual_prompt_prefix": "x"}, "visual_prompt_prefix 'x' is not"),
         ("config.json", {"vlm_config": {"model_type": "qwen3_vl"}}, "only Qwen2-VL and Qwen2.5-VL"),
         ("config.json", {"embedding_dim": 0}, "embedding_dim must be at least 1"),
+        ("config.json", {"vlm_config": {"vision_config": {"in_channels": 1}}}, "in_channels 1"),
     ],
 )
 def test_what_is_not_supported_is_refused(
@@ -137,6 +138,14 @@ def test_what_is_not_supported_is_refused(
 ) -> None:
     path = make_colqwen(tmp_path).folder / file
     data = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(data | fields))
+    path.write_text(json.dumps(_merged(data, fields)))
     with pytest.raises(CheckpointError, match=words):
         load_spec(tmp_path)
+
+
+def _merged(data: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    changes = {
+        name: _merged(data[name], value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
+    return data | changes
