@@ -51,7 +51,16 @@ from saccade.front.loading import LoadingView
 from saccade.front.members import read_choice, read_form, read_tools
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.readings import PromptReader, Vectors, rank_scores, read_request, unit_vectors
+from saccade.front.read_requests import (
+    MAX_TOKENS,
+    ReadRequest,
+    Vectors,
+    WasRead,
+    rank_scores,
+    read_request,
+    unit_vectors,
+)
+from saccade.front.readings import PromptReader
 from saccade.front.request_manager import RequestManager
 from saccade.front.score_prompts import CHATS, Scoring
 from saccade.plugin import Plugin
@@ -328,6 +337,7 @@ class LLM:
         """
         scoring = self._front.scoring or CHATS
         scoring.check_embeds()
+        scoring.check_single("LLM.embed_tokens")
         most = self._front.intake.spec.hidden_size
         if dimensions is not None and not 1 <= dimensions <= most:
             raise InvalidRequest(
@@ -338,29 +348,58 @@ class LLM:
             for i, each in enumerate(inputs)
             for place in (f"inputs[{i}]",)
         ]
-        return unit_vectors(
-            self._wait(self._reader.read_prompts(reads)) if reads else [], dimensions
-        )
+        return unit_vectors(self._read(reads), dimensions)
+
+    def embed_tokens(self, inputs: Sequence[Content], *, lora: str | None = None) -> list[Vectors]:
+        """Return a vector of length 1 per token, [T, D], for each query (a text) or page (an
+        image).
+
+        lora: the name of the adapter to use. The model must be trained for late interaction, such
+        as ColQwen2. Raises a RequestError that names the field.
+        """
+        scoring = self._front.scoring or CHATS
+        late, adapter = scoring.check_late(), self._adapter(lora)
+        reads = [
+            late.read(_parts(each, place, scoring), place).with_adapter(adapter)
+            for i, each in enumerate(inputs)
+            for place in (f"inputs[{i}]",)
+        ]
+        return [each.values for each in self._read(reads)]
 
     def score(
         self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
     ) -> list[float]:
-        """Return a relevance score from 0 to 1 for each document, given the query.
+        """Return a relevance score for each document, given the query.
 
-        Documents are texts, images, or lists of both. The model must be a Qwen3-VL-Reranker
-        checkpoint. Raises a RequestError that names the field.
+        With a Qwen3-VL-Reranker checkpoint, documents are texts, images, or lists of both, and
+        scores are from 0 to 1. With a model for late interaction, documents are images, and a score
+        is the sum over the query's tokens, each from -1 to 1. Raises a RequestError that names the
+        field.
         """
         scoring = self._front.scoring or CHATS
         scoring.check_ranks()
         asked = _parts(query, "query", scoring)
-        reading = PromptReading(scoring.labels)
-        reads = [
-            read_request(chat, place, reading)
+        contents = [
+            (_parts(each, place, scoring), place)
             for i, each in enumerate(documents)
             for place in (f"documents[{i}]",)
-            for chat in (scoring.rank_chat(asked, _parts(each, place, scoring), instruction),)
         ]
-        return rank_scores(self._wait(self._reader.read_prompts(reads)) if reads else [])
+        if (late := scoring.late) is not None:
+            more: Any = {"instruction": instruction}
+            reads = [late.read(each, place, **more, page=True) for each, place in contents]
+            query_read, *found = self._read([late.read(asked, "query", **more), *reads])
+            return late.scores([query_read], found)
+        reading = PromptReading(scoring.labels)
+        reads = [
+            read_request(scoring.rank_chat(asked, each, instruction), place, reading)
+            for each, place in contents
+        ]
+        return rank_scores(self._read(reads))
+
+    def _read(self, reads: Sequence[ReadRequest]) -> list[WasRead]:
+        late = (self._front.scoring or CHATS).late
+        most = MAX_TOKENS if late is None else late.max_tokens
+        return self._wait(self._reader.read_prompts(reads, max_tokens=most)) if reads else []
 
     def metrics(self) -> dict[str, float]:
         """Return the counters and gauges that a server reports at /metrics, by name.

@@ -11,6 +11,7 @@ import pytest
 from saccade import LLM
 from saccade.core.errors import InvalidRequest
 from tests.e2e.test_scores import PICTURES, TEXTS, Author, check
+from tests.fixtures.colqwen import Content, make_colqwen
 from tests.fixtures.tiny import Reference
 
 OPTIONS = {"dtype": "float32", "threads": 1, "media_workers": 1}
@@ -48,3 +49,18 @@ def test_documents_are_scored(
         contents = ((TEXTS[0],), (PICTURES[0],), (PICTURES[1], TEXTS[1]))
         expected = [judge.score((TEXTS[2],), content) for content in contents]
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.more
+def test_tokens_are_embedded_and_pages_scored_by_them(tmp_path: Path) -> None:
+    author = make_colqwen(tmp_path)
+    with LLM(tmp_path, **OPTIONS) as llm:
+        contents: tuple[Content, ...] = (TEXTS[0], PICTURES[0])
+        for found, content in zip(llm.embed_tokens(contents), contents, strict=True):
+            assert np.abs(found - author.embedding(content)).max() < 1e-5
+        scores = llm.score(TEXTS[0], PICTURES[:2])
+        expected = [author.score(TEXTS[0], page) for page in PICTURES[:2]]
+        assert scores == pytest.approx(expected, abs=1e-4)
+        assert llm.embed_tokens([]) == [] and llm.score("a", []) == []
+        with pytest.raises(InvalidRequest, match=r"use LLM\.embed_tokens"):
+            llm.embed(["a"])

@@ -248,6 +248,14 @@ class ScoreTemplates:
 
 
 @dataclass(frozen=True, slots=True)
+class LateInteraction:
+    """The vectors of a checkpoint that was trained for late interaction: one per prompt token."""
+
+    width: int  # values per vector
+    template: Path  # Jinja template that writes the prompt of an image, or of a query
+
+
+@dataclass(frozen=True, slots=True)
 class Templates:
     """Chat templates that a family provides, as Jinja files, and details of its templates."""
 
@@ -257,6 +265,7 @@ class Templates:
     tools: Path | None = None
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None  # None if no checkpoint of the family embeds or ranks
+    late: LateInteraction | None = None  # None unless the checkpoint has a vector per token
     # (the text that templates write for an image, the text that the family's processor replaces it
     # with). The result is tokenized together with the surrounding text.
     shown: tuple[str, str] | None = None

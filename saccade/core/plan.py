@@ -86,7 +86,7 @@ class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
 class ReadRun(msgspec.Struct, frozen=True, tag="read"):
     """Return values for the row's last `count` tokens.
 
-    These are the logits of `labels`, or the hidden states if `labels` is empty.
+    These are the logits of `labels`, or `FamilyNet.readout` if `labels` is empty.
     """
 
     count: int

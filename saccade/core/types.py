@@ -378,7 +378,8 @@ class PromptReading:
     """A request for values computed from the prompt, instead of generated tokens.
 
     The logits of `labels` are returned for each of the `last` prompt tokens. If `labels` is empty,
-    the hidden states after the final norm are returned instead.
+    the hidden states after the final norm are returned instead, or the vectors of a model that has
+    one per token (`core.family.LateInteraction`).
     """
 
     labels: tuple[int, ...] = ()

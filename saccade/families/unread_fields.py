@@ -239,7 +239,9 @@ SECTIONS: Mapping[str, Fields] = {
     "text_config": TEXT,
     "language_config": TEXT,
     "vision_config": VISION,
+    "vlm_config": TOP,
 }
+"""Sections of config.json, at any depth."""
 
 
 def refuse_unread(checkpoint: Checkpoint) -> None:
@@ -270,14 +272,17 @@ def _refuse(section: Section, fields: Fields, remedy: str = "") -> None:
 
 
 def _sections(checkpoint: Checkpoint) -> Iterator[tuple[Section, Fields]]:
-    config = checkpoint.config
-    yield config, TOP
-    for name, fields in SECTIONS.items():
-        if config.looked_up(name) and config.has(name):
-            yield config.section(name), fields
+    yield from _nested(checkpoint.config, TOP)
     for file, fields in ((checkpoint.processor, PIXELS), (checkpoint.video, VIDEOS)):
         if not file.used:
             continue
         yield file, fields
         if file.looked_up("size") and isinstance(file.data.get("size"), dict):
             yield file.section("size"), SIZE
+
+
+def _nested(section: Section, fields: Fields) -> Iterator[tuple[Section, Fields]]:
+    yield section, fields
+    for name, inner in SECTIONS.items():
+        if section.looked_up(name) and section.has(name):
+            yield from _nested(section.section(name), inner)

@@ -128,7 +128,8 @@ def find_task(
 ) -> Scoring | None:
     """Return the scoring task, or None. Raises ConfigError if the model does not support it."""
     files = read_pooling(folder)
-    if wanted == "none" or (wanted == "auto" and (files is None or files.task is None)):
+    trained = spec.templates.late is not None or (files is not None and files.task is not None)
+    if wanted == "none" or (wanted == "auto" and not trained):
         return None
     from saccade.front.score_prompts import find_scoring
 

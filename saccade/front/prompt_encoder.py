@@ -90,6 +90,7 @@ class GenerationRequest:
     rules: AnswerRules | None = None
     adapter: AdapterRef = NO_ADAPTER
     prediction: str = ""  # text that the client expects in the answers
+    template: ChatTemplate | None = None  # renders the chat instead of the checkpoint's template
     extras: Extras = ()  # values for plugins
 
     def __post_init__(self) -> None:
@@ -293,7 +294,8 @@ class PromptEncoder:
         offered = chat.tools
         if offered is not None and self._answer_format.calls is not None and not offered.hidden:
             tools = [tool.for_template() for tool in offered.tools] or None
-        if (hidden := self.template.hidden(messages, tools)) is not None:
+        template = request.template or self.template
+        if (hidden := template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(
                 f"{place}: this model's chat template joins texts and cannot place an image or a "
@@ -303,6 +305,7 @@ class PromptEncoder:
                 "no_place_for_media",
             )
         return {
+            "template": template,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": chat.add_generation_prompt,
@@ -312,7 +315,7 @@ class PromptEncoder:
         }
 
     def _render(self, given: Any) -> Rendered:
-        return self._literals.render(self.template, **given)
+        return self._literals.render(**given)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
         """Return the template's variables: the client's own, and those with which the template

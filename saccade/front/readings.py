@@ -11,27 +11,25 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import (
     Caching,
-    FieldNames,
     PooledOutput,
     PromptReading,
     Request,
     SamplingParams,
 )
-from saccade.front.conversation import Chat
 from saccade.front.prepared import PreparedRequest, Prompt, count_tokens
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
+from saccade.front.read_requests import MAX_TOKENS, ReadRequest, SharedReadRequest, WasRead
 from saccade.front.request_manager import RequestManager
 from saccade.front.steps.open_files import OpenFiles
 from saccade.front.steps.open_sources import OpenSources
@@ -39,8 +37,6 @@ from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
 from saccade.media.sources.source import Source
 from saccade.text.prompt.special_tokens import Rendered
 
-MAX_TOKENS = 1 << 20
-"""Maximum tokens in all prompts of a request, including images."""
 MAX_SHARED = 8 * MAX_TOKENS
 """The limit for prompts with a common prefix, whose tokens count once for each prompt."""
 _FEW = 16
@@ -48,56 +44,6 @@ _FEW = 16
 thread.
 """
 _ONE_TOKEN = SamplingParams(max_tokens=1)
-LAST_STATE = PromptReading()
-Vectors = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """A prompt, and the results to compute from it."""
-
-    request: GenerationRequest
-    reading: PromptReading
-    place: str  # path in the client's request
-
-
-@dataclass(frozen=True, slots=True)
-class SharedReadRequest:
-    """Prompts with a common prefix, which differ only in the last text of the chat.
-
-    In each of them, one of the `tails` replaces `mark`.
-    """
-
-    request: GenerationRequest
-    mark: str
-    tails: tuple[tuple[str, PromptReading], ...]
-    place: str
-    tails_place: str
-
-
-@dataclass(frozen=True, slots=True)
-class WasRead:
-    """The pooled output of a prompt, and its token counts."""
-
-    values: npt.NDArray[np.float32]  # float32 [C, width]
-    tokens: int  # prompt tokens
-    cached: int  # those from the cache
-    written: int  # those now pinned by a cache breakpoint
-    images: int  # those of images
-
-
-def read_request(
-    prompt: Chat | tuple[int, ...], place: str, reading: PromptReading = LAST_STATE, salt: str = ""
-) -> ReadRequest:
-    """Build the request to read a chat or tokens.
-
-    For a chat, the tokenizer adds its special tokens as it does for a text, because embedding
-    models were trained that way.
-    """
-    names = FieldNames({"prompt": place, "messages": place})
-    chat = isinstance(prompt, Chat)
-    asked = GenerationRequest(prompt, cache_salt=salt, add_special_tokens=chat, names=names)
-    return ReadRequest(asked, reading, place)
 
 
 class PromptReader:
@@ -112,13 +58,15 @@ class PromptReader:
         asked: Sequence[ReadRequest] | SharedReadRequest,
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
+        max_tokens: int = MAX_TOKENS,
     ) -> list[WasRead]:
         """Read each prompt and return the results in order.
 
-        Raises a RequestError that names the field.
+        max_tokens: the maximum in all prompts, unless they have a common prefix. Raises a
+        RequestError that names the field.
         """
         if not isinstance(asked, SharedReadRequest):
-            return await self._run(await self._prepare(asked, client, budget))
+            return await self._run(await self._prepare(asked, client, budget, max_tokens))
         prepared = await self._prepare_shared(asked, client, budget)
         # The first prompt computes the common prefix, so that the others find it in the cache.
         first = await self._run(prepared[:1])
@@ -127,7 +75,7 @@ class PromptReader:
     # ---- prompts
 
     async def _prepare(
-        self, reads: Sequence[ReadRequest], client: Client, budget: MemoryBudget
+        self, reads: Sequence[ReadRequest], client: Client, budget: MemoryBudget, max_tokens: int
     ) -> list[PreparedRequest]:
         intake, most = self._intake, self._front.check_ready().context_length
         opened_files = await intake.steps.step(OpenFiles).opened(
@@ -138,7 +86,7 @@ class PromptReader:
         ]
         sources = {id(each): each for read in reads for each in _sources(read.request)}
         intake.media.check_sources(tuple(sources.values()))
-        encode = partial(self._encode, reads, most)
+        encode = partial(self._encode, reads, most, max_tokens)
         many = len(reads) > _FEW or any(takes_long(read.request) for read in reads)
         encoded = await intake.in_thread(encode) if many else encode()
         opened = await intake.steps.step(OpenSources).opened(
@@ -151,7 +99,7 @@ class PromptReader:
             for read, each in zip(reads, encoded, strict=True):
                 shown = tuple(found[id(source)] for source in _sources(read.request))
                 total += count_tokens(each, shown)
-                _check_total(total)
+                _check_total(total, max_tokens)
                 prompt = intake.prompt(read.request, each, shown)
                 _check_fits(read.place, len(prompt.tokens), most)
                 made.append(_prepared(read.request, prompt, read.reading, client))
@@ -159,14 +107,16 @@ class PromptReader:
 
         return await intake.in_thread(finish) if many else finish()
 
-    def _encode(self, reads: Sequence[ReadRequest], most: int) -> list[EncodedPrompt]:
+    def _encode(
+        self, reads: Sequence[ReadRequest], most: int, max_tokens: int
+    ) -> list[EncodedPrompt]:
         encoded, total = [], 0
         for read in reads:
             each = self._intake.prompts.encode_now(read.request, most)
             if not each.tokens:
                 raise InvalidRequest(f"{read.place}: it is empty", read.place)
             total += len(each.tokens)
-            _check_total(total)
+            _check_total(total, max_tokens)
             encoded.append(each)
         return encoded
 
@@ -261,15 +211,16 @@ class PromptReader:
 
 
 def name_of(request: Request) -> bytes:
-    """Return a cache key: equal for requests that read the same prompt in the same way for the same
-    tenant.
+    """Return a cache key: equal for requests that read the same prompt in the same way, with the
+    same adapter, for the same tenant.
     """
     images = [
         (span.start, span.length, span.offset, key.digest, key.settings, key.salt)
         for span in request.spans
         for key in (request.images[span.image].key,)
     ]
-    asked = msgspec.msgpack.encode((request.cache_salt, request.reading, images))
+    adapter = request.adapter.fingerprint
+    asked = msgspec.msgpack.encode((request.cache_salt, adapter, request.reading, images))
     tokens = np.array(request.tokens, np.int32).tobytes()
     return blake3(tokens + asked + len(tokens).to_bytes(8)).digest()
 
@@ -305,7 +256,7 @@ def _prepared(
         client.salt(request.cache_salt),
         time.monotonic(),
         client.share(request.cache_salt),
-        caching=Caching(prompt.breakpoints),
+        caching=Caching(prompt.breakpoints, adapter=request.adapter),
         reading=reading,
     )
     return PreparedRequest(read, prompt.opened, prompt.places)
@@ -336,21 +287,3 @@ def _check_total(tokens: int, most: int = MAX_TOKENS) -> None:
             f"the request has over {most} tokens: send its inputs in several requests",
             code="too_many_tokens",
         )
-
-
-def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
-    """Return the embeddings [N, D], each with length 1.
-
-    With `dimensions`, each is truncated to its first values and rescaled.
-    """
-    if not read:
-        return np.empty((0, dimensions or 0), np.float32)
-    rows = [each.values[-1, :dimensions].astype(np.float64) for each in read]
-    unit = [row / max(float(np.sqrt(row @ row)), 1e-12) for row in rows]
-    return np.stack(unit).astype(np.float32)
-
-
-def rank_scores(read: Sequence[WasRead]) -> list[float]:
-    """Return the probability of each prompt's first label, relative to the sum of both labels'."""
-    logits = (each.values[-1].astype(np.float64) for each in read)
-    return [float(1.0 / (1.0 + np.exp(min(no - yes, 700.0)))) for yes, no in logits]

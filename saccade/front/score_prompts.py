@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.family import FamilySpec, ScoreTemplates
@@ -20,7 +20,10 @@ from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.part_defaults import ImageLimits
 from saccade.text.prompt.template import Tokenizer
 
-Task = Literal["embed", "rank", "last"]
+if TYPE_CHECKING:
+    from saccade.front.late_interaction import LateScoring
+
+Task = Literal["embed", "rank", "last", "late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,11 @@ class Scoring:
     task: Task | None = None
     templates: ScoreTemplates | None = None
     labels: tuple[int, int] = (0, 0)  # token ids of a reranker's answers, yes and no
+    late: LateScoring | None = None  # if the task is "late"
 
     def check_embeds(self) -> None:
         """Raise InvalidRequest unless the server computes embeddings."""
-        if self.task not in ("embed", "last"):
+        if self.task not in ("embed", "last", "late"):
             raise InvalidRequest(
                 "this model was not trained to embed: serve a Qwen3-VL-Embedding checkpoint, or "
                 "start the server with --pooling last, whose embeddings are not calibrated",
@@ -41,11 +45,31 @@ class Scoring:
                 "unsupported_model",
             )
 
+    def check_late(self) -> LateScoring:
+        """Raise InvalidRequest unless the model has a vector per token."""
+        if self.late is None:
+            raise InvalidRequest(
+                "this model was not trained for a vector per token: serve a ColQwen checkpoint",
+                "model",
+                "unsupported_model",
+            )
+        return self.late
+
+    def check_single(self, other: str) -> None:
+        """Raise InvalidRequest unless an input has one embedding. other: what returns several."""
+        if self.late is not None:
+            raise InvalidRequest(
+                f"this model has a vector per token, not one per input: use {other}",
+                "model",
+                "unsupported_model",
+            )
+
     def check_ranks(self) -> None:
         """Raise InvalidRequest unless the server ranks documents."""
-        if self.task != "rank":
+        if self.task not in ("rank", "late"):
             raise InvalidRequest(
-                "this model was not trained to rank: serve a Qwen3-VL-Reranker checkpoint",
+                "this model was not trained to rank: serve a Qwen3-VL-Reranker or a ColQwen "
+                "checkpoint",
                 "model",
                 "unsupported_model",
             )
@@ -56,6 +80,7 @@ class Scoring:
             "embed": "as the checkpoint was trained to make them",
             "last": "the last state of a model that was not trained for it: not calibrated",
             "rank": "as the checkpoint was trained to give them",
+            "late": "a vector per token, and ranks by MaxSim",
         }
         if self.task is None:
             return ()
@@ -116,6 +141,15 @@ def find_scoring(
     wanted: Pooling, files: PoolingFiles | None, spec: FamilySpec, own: Tokenizer
 ) -> Scoring:
     """Determine the server's scoring task. Raises ConfigError if the model does not support it."""
+    if (late := spec.templates.late) is not None and wanted != "none":
+        if wanted != "auto":
+            raise ConfigError(
+                f"--pooling {wanted}: this checkpoint was trained for a vector per token; leave "
+                "out the option"
+            )
+        from saccade.front.late_interaction import LateScoring
+
+        return Scoring("late", late=LateScoring.load(late, own))
     templates = spec.templates.scores
     task = (files.task if files else None) if wanted == "auto" else wanted
     if task is None or task == "none":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -25,10 +25,14 @@ from saccade.nn.protocol import (
     LanguageModel,
     Pack,
     Pieces,
+    TokenVectors,
     VisionNet,
 )
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
+
+if TYPE_CHECKING:
+    from saccade.kernels.reference.low_rank import AdapterRows
 
 NO_IMAGES = "a model without a vision encoder is sent no images"
 NO_LOGITS = "a model without weights is sent no tokens"
@@ -97,6 +101,7 @@ class FullNet:
     text: LanguageModel
     adapters: Adapters
     head: DraftHead | None = None
+    vectors: TokenVectors | None = None
 
     @property
     def hidden(self) -> int:
@@ -112,6 +117,14 @@ class FullNet:
     @torch.inference_mode()
     def normed(self, states: torch.Tensor) -> torch.Tensor:
         return self.text.normed(states)
+
+    @torch.inference_mode()
+    def readout(self, states: torch.Tensor, adapters: Sequence[AdapterRows] = ()) -> torch.Tensor:
+        states = self.text.normed(states)
+        if self.vectors is None:
+            return states.float()
+        with self.adapters.language.assign(adapters):
+            return self.vectors(states)
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:

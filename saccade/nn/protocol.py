@@ -314,6 +314,16 @@ class DraftHead(Protocol):
         ...
 
 
+class TokenVectors(Protocol):
+    """The layer that maps a token to its vector for late interaction."""
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """Map states [R, hidden] from `FamilyNet.normed` to vectors [R, width] of length 1, in
+        float32.
+        """
+        ...
+
+
 class FamilyNet(TowerNet, Protocol):
     """One checkpoint's tensors.
 
@@ -340,6 +350,15 @@ class FamilyNet(TowerNet, Protocol):
         """Apply the final norm to states [R, hidden] from `forward`.
 
         The result is the input of the MTP head.
+        """
+        ...
+
+    def readout(self, states: torch.Tensor, adapters: Sequence[AdapterRows] = ()) -> torch.Tensor:
+        """Compute what a prompt that is read without labels returns for states [R, hidden] from
+        `forward`, in float32.
+
+        This is the result of `normed`, or of `TokenVectors` if the model has it. `adapters` are the
+        rows of `states` with an adapter.
         """
         ...
 

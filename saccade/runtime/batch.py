@@ -74,6 +74,7 @@ class Slot:
     shift: int  # rotary position minus index, for later tokens
     prompt_length: int
     seed: int | None  # `None` for greedy sampling
+    adapter: int  # as in `Open`
 
 
 class PageTable:
@@ -318,6 +319,7 @@ class Batcher:
             shift,
             opened.prompt_length,
             None if sampling.is_greedy else sampling.seed,
+            opened.adapter,
         )
         self._table.open(opened.slot, opened.pages)
 
@@ -450,7 +452,9 @@ class Batcher:
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
             for extra in row.extras:
-                each = ExtraRow(place, first, row.start, row.length, slot.tokens, extra)
+                each = ExtraRow(
+                    place, first, row.start, row.length, slot.tokens, slot.adapter, extra
+                )
                 found.setdefault(type(extra), []).append(each)
             first += row.length
         return found

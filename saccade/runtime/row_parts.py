@@ -47,6 +47,7 @@ class ExtraRow(Generic[Extra]):
     start: int  # position of that token in the sequence
     length: int  # number of tokens
     tokens: npt.NDArray[np.int64]  # the sequence's tokens when its slot was opened
+    adapter: int  # as in `Open`
     extra: Extra
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.nn.family_model import FamilyModel
+from saccade.plugins.models.colqwen.net import PROJECTION, ColQwenModel
 from saccade.plugins.models.deepseek_vl2.net import DeepseekModel
 from saccade.plugins.models.dots_ocr.net import DotsModel
 from saccade.plugins.models.gemma3.net import Gemma3Model
@@ -28,6 +29,16 @@ NAMES: dict[type[FamilyModel], dict[str, tuple[str, ...]]] = {
         TEXT: (f"model.{LAYER}", f"model.language_model.{LAYER}", f"language_model.model.{LAYER}"),
         "visual.pos_embed.weight": ("visual.pos_embed.weight", "model.visual.pos_embed.weight"),
         HEAD: (HEAD,),
+    },
+    ColQwenModel: {
+        TEXT: (
+            f"vlm.model.language_model.{LAYER}",
+            f"vlm.language_model.{LAYER}",
+            f"model.{LAYER}",
+        ),
+        "visual.merger.x": ("vlm.model.visual.merger.x", "vlm.visual.merger.x", "visual.merger.x"),
+        f"{PROJECTION}.bias": ("embedding_proj_layer.bias", "custom_text_proj.bias"),
+        HEAD: (f"vlm.{HEAD}", HEAD),
     },
     Qwen35Model: {TEXT: (f"model.language_model.{LAYER}",), f"mtp.{LAYER}": (f"mtp.{LAYER}",)},
     InternVLModel: {

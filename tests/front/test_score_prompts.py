@@ -17,7 +17,7 @@ from saccade.families.checkpoint import read_pooling
 from saccade.families.registry import load_spec
 from saccade.front.conversation import Chat, MessageText, Part
 from saccade.front.prompt_encoder import PromptEncoder
-from saccade.front.readings import read_request
+from saccade.front.read_requests import read_request
 from saccade.front.score_prompts import Scoring, find_scoring
 from saccade.media.content import encode_array
 from saccade.media.sources.source import ImageSource

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.vision import VisionTower
 from saccade.nn.decoder import attention_decoder
@@ -18,7 +20,7 @@ class QwenVLModel(FamilyModel):
 
     spec: QwenVLSpec
 
-    names = (
+    names: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^model\.", ""),
         (r"^language_model\.model\.", "language_model."),
         (r"^(?!(visual|language_model|lm_head|mtp)\.)", "language_model."),

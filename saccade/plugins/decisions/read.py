@@ -22,7 +22,7 @@ from saccade.front.conversation import Chat, Message, MessageText
 from saccade.front.fields import Reader, unsupported
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.readings import SharedReadRequest
+from saccade.front.read_requests import SharedReadRequest
 from saccade.plugins.decisions.fields import (
     DECISIONS,
     MAX_QUESTIONS,

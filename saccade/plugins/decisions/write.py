@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from saccade.front.readings import WasRead
+from saccade.front.read_requests import WasRead
 from saccade.plugins.decisions.fields import ChoiceQuestion, PredicateQuestion, Question
 
 

@@ -7,7 +7,7 @@ Limits on their number are checked before any is read. `fields.py` has the field
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from saccade.front.conversation import Message, MessageText, Part
 from saccade.front.fields import Natural, Reader, missing
 from saccade.front.image_parts import ImagePart
 from saccade.front.part_defaults import PartDefaults
-from saccade.front.readings import MAX_TOKENS, ReadRequest, read_request
+from saccade.front.read_requests import MAX_TOKENS, ReadRequest, read_request
 from saccade.front.score_prompts import Scoring
 from saccade.plugins.scores.fields import (
     EMBED,
@@ -59,10 +59,13 @@ class EmbedAsked:
 
 @dataclass(frozen=True, slots=True)
 class RankAsked:
-    """The pairs of query and document. documents: included in the response, if requested."""
+    """The pairs of query and document, or both apart. documents: included in the response, if
+    requested.
+    """
 
     reads: tuple[ReadRequest, ...]
     model: str | None
+    queries: int = 0  # number of queries, which are before the documents; 0: `reads` are pairs
     form: RankForm = RankForm()  # noqa: RUF009 - never changed
     documents: tuple[Any, ...] = ()
 
@@ -92,6 +95,7 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
     """Read a request to POST /v2/embed. Raises InvalidRequest with the field."""
     request = EMBED.read(body, _body_limit(context_length))
     scoring.check_embeds()
+    scoring.check_single("/v1/embeddings")
     scope, form = request.scope, request.form
     embed = _Embedder(scoring, scope, request.images, query=form.input_type == "search_query")
     given = {
@@ -123,16 +127,15 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
     request = RERANK.read(body, _body_limit(context_length))
     scoring.check_ranks()
     given, limits = request.asked, request.images.part_defaults(scoring.limits)
-    query = _content(given.query, "query", limits)
+    query = _content(given.query, "query", limits), "query"
     items = _items(given.documents, "documents")
-    pairs = [
-        (query, _content(each, f"documents[{i}]", limits), f"documents[{i}]")
-        for i, each in enumerate(items)
+    places = [f"documents[{i}]" for i in range(len(items))]
+    contents = [
+        (_content(each, place, limits), place) for each, place in zip(items, places, strict=True)
     ]
     documents = tuple(map(msgspec.json.decode, items)) if request.form.return_documents else ()
-    return RankAsked(
-        _ranks(scoring, request.scope, pairs), request.scope.model, request.form, documents
-    )
+    asked = _ranks(scoring, request.scope, [query], contents)
+    return replace(asked, form=request.form, documents=documents)
 
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
@@ -154,16 +157,13 @@ def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAs
         contents = [_content(e, place, limits) for e, place in zip(items, places, strict=True)]
         read.append(list(zip(contents, places, strict=True)))
     first, second = read
-    if len(first) == 1:
-        first = first * len(second)
-    if len(first) != len(second):
+    if len(first) not in (1, len(second)):
         raise InvalidRequest(
             f"{len(first)} queries and {len(second)} documents: send one query, or as many as "
             "documents",
             "text_1",
         )
-    pairs = [(query, document, place) for (query, _), (document, place) in zip(first, second)]
-    return RankAsked(_ranks(scoring, request.scope, pairs), request.scope.model)
+    return _ranks(scoring, request.scope, first, second)
 
 
 def _is_given(raw: Raw) -> bool:
@@ -184,6 +184,10 @@ def _items(raw: Raw, name: str) -> list[Raw]:
     return items
 
 
+_Placed = tuple[tuple[Part, ...], str]
+"""A query or a document, and its path in the client's request."""
+
+
 class _Embedder:
     """Converts inputs to prompts."""
 
@@ -193,6 +197,7 @@ class _Embedder:
         self._scoring = scoring
         self._scope = scope
         self._query = query
+        self._late = scoring.late
         self._limits = images.part_defaults(scoring.limits)
 
     def inputs(self, raw: Raw) -> Sequence[ReadRequest]:
@@ -231,7 +236,8 @@ class _Embedder:
         tokens = _TOKENS.json(raw, place)
         if not tokens:
             raise InvalidRequest(f"{place}: the list is empty", place)
-        return read_request(tuple(tokens), place, salt=self._scope.salt)
+        read = read_request if self._late is None else self._late.read_tokens
+        return read(tuple(tokens), place, salt=self._scope.salt)
 
     def parts(self, parts: Sequence[TextPart | ImagePart], place: str) -> ReadRequest:
         return self._whole(read_parts(parts, place, self._limits), self._scope.instruction, place)
@@ -266,6 +272,8 @@ class _Embedder:
         return self._whole(_parts(messages[0]), instruction, place)
 
     def _whole(self, parts: tuple[Part, ...], instruction: str | None, place: str) -> ReadRequest:
+        if self._late is not None:
+            return self._late.read(parts, place, self._scope.salt, instruction=instruction)
         chat = self._scoring.embed_chat(parts, instruction, self._query)
         return read_request(chat, place, salt=self._scope.salt)
 
@@ -294,13 +302,17 @@ def _content(raw: Raw, place: str, limits: PartDefaults) -> tuple[Part, ...]:
 
 
 def _ranks(
-    scoring: Scoring,
-    scope: ScoreScope,
-    pairs: Sequence[tuple[tuple[Part, ...], tuple[Part, ...], str]],
-) -> tuple[ReadRequest, ...]:
+    scoring: Scoring, scope: ScoreScope, queries: Sequence[_Placed], documents: Sequence[_Placed]
+) -> RankAsked:
+    if (late := scoring.late) is not None:
+        more: Any = {"salt": scope.salt, "instruction": scope.instruction}
+        asked = [late.read(query, place, **more) for query, place in queries]
+        pages = [late.read(page, place, **more, page=True) for page, place in documents]
+        return RankAsked((*asked, *pages), scope.model, len(asked))
     reading = PromptReading(scoring.labels)
     reads = []
-    for query, document, place in pairs:
+    queries = queries if len(queries) == len(documents) else [queries[0]] * len(documents)
+    for (query, _), (document, place) in zip(queries, documents, strict=True):
         chat = scoring.rank_chat(query, document, scope.instruction)
         reads.append(read_request(chat, place, reading, scope.salt))
-    return tuple(reads)
+    return RankAsked(tuple(reads), scope.model)

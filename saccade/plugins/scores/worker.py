@@ -72,8 +72,8 @@ class Scorer:
 class RowsRead:
     """The concatenated readings of runs of tokens.
 
-    tensors: states [N, hidden] float32 of runs without labels, and logits [M, K] float32 of runs
-    with labels. K is the maximum number of labels, and shorter lists are padded.
+    tensors: `FamilyNet.readout` [N, width] of runs without labels, and logits [M, K] float32 of
+    runs with labels. K is the maximum number of labels, and shorter lists are padded.
     """
 
     asking: Sequence[ExtraRow[ReadRun]]
@@ -104,9 +104,12 @@ class StateReader:
     def __call__(
         self, states: torch.Tensor, asking: Sequence[ExtraRow[ReadRun]]
     ) -> RowOutcome | None:
-        plain = _last_rows(each for each in asking if not each.extra.labels)
+        unlabelled = [each for each in asking if not each.extra.labels]
+        plain = _last_rows(unlabelled)
         named = _last_rows(each for each in asking if each.extra.labels)
-        found = self._net.normed(states.index_select(0, send(plain, states.device))).float()
+        found = self._net.readout(
+            states.index_select(0, send(plain, states.device)), _adapter_rows(unlabelled)
+        )
         most = max(len(each.extra.labels) for each in asking)
         labels = np.zeros((len(named), most), np.int64)
         at = 0
@@ -135,6 +138,16 @@ def _last_rows(asking: Iterable[ExtraRow[ReadRun]]) -> npt.NDArray[np.int64]:
     ends = [(each.at + each.length, each.extra.count) for each in asking]
     runs = [np.arange(end - count, end) for end, count in ends]
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
+
+
+def _adapter_rows(asking: Iterable[ExtraRow[ReadRun]]) -> list[tuple[int, slice]]:
+    rows, at = [], 0
+    for each in asking:
+        end = at + each.extra.count
+        if each.adapter:
+            rows.append((each.adapter, slice(at, end)))
+        at = end
+    return rows
 
 
 def score(

@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.api.prompt_logprobs import stands_for
 from saccade.api.stream import StreamedBody
-from saccade.front.readings import Vectors, WasRead, rank_scores
+from saccade.front.read_requests import Vectors, WasRead
 from saccade.plugins.scores.fields import EncodingFormat
 
 _PIECE = 64
@@ -59,8 +59,12 @@ class EmbeddingEntry(Struct):
     """The embedding of one input: numbers, or float32 in base64."""
 
     index: int
-    embedding: list[float] | str
-    """The values, or float32 in base64."""
+    embedding: list[float | list[float]] | str
+    """The values, or float32 in base64. If the model has a vector per token, a list of vectors, or
+    all of them in one base64 text.
+    """
+    shape: tuple[int, int] | UnsetType = UNSET
+    """The number of vectors, and of values in each, if the model has a vector per token."""
     object: str = "embedding"
 
 
@@ -77,11 +81,13 @@ class CohereEmbeddings(Struct):
 
 
 class RankEntry(Struct):
-    """A document's index in the request, and its score for the query, from 0 to 1."""
+    """A document's index in the request, and its score for the query."""
 
     index: int
     relevance_score: float
-    """How well the document matches the query, from 0 to 1."""
+    """How well the document matches the query, from 0 to 1. If the model has a vector per token,
+    the sum over the query's tokens, each from -1 to 1.
+    """
     document: Any | UnsetType = UNSET
     """The document as you sent it."""
 
@@ -98,11 +104,11 @@ class RankList(Struct):
 
 
 class ScoreEntry(Struct):
-    """A document's score for its query, from 0 to 1."""
+    """A document's score for its query."""
 
     index: int
     score: float
-    """The score."""
+    """The score, as `relevance_score` of /rerank."""
     object: str = "score"
 
 
@@ -135,6 +141,21 @@ def embedding_list(
     return StreamedBody(body, [pieces()])
 
 
+def token_vector_list(read: Sequence[WasRead], written: EncodingFormat, model: str) -> StreamedBody:
+    """Write OpenAI's response in chunks, with a matrix for each input."""
+
+    def pieces() -> Iterator[bytes]:
+        before = b""
+        for index, each in enumerate(read):
+            (values,) = _written(each.values[None], written)
+            entry = EmbeddingEntry(index, values, each.values.shape)
+            yield before + msgspec.json.encode(entry)
+            before = b","
+
+    body = EmbeddingList(stands_for(0), model, ScoreUsage.of(read))
+    return StreamedBody(body, [pieces()])
+
+
 def cohere_list(
     read: Sequence[WasRead],
     vectors: Vectors,
@@ -159,16 +180,20 @@ def cohere_list(
 
 
 def _written(vectors: Vectors, written: EncodingFormat) -> list[Any]:
+    """Write each embedding of [N, D], or each matrix of [N, T, D]."""
     if written == "float":
         return list(vectors.tolist())
     return [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors]
 
 
 def rank_list(
-    read: Sequence[WasRead], model: str, top: int | None, documents: Sequence[Any]
+    read: Sequence[WasRead],
+    scores: Sequence[float],
+    model: str,
+    top: int | None,
+    documents: Sequence[Any],
 ) -> RankList:
     """Write the response of Jina and Cohere. Documents with equal scores stay in order."""
-    scores = rank_scores(read)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
     results = [
         RankEntry(index, scores[index], _document(documents[index]) if documents else UNSET)
@@ -182,9 +207,9 @@ def _document(sent: Any) -> Any:
     return {"text": sent} if isinstance(sent, str) else sent
 
 
-def score_list(read: Sequence[WasRead], model: str) -> ScoreList:
+def score_list(read: Sequence[WasRead], scores: Sequence[float], model: str) -> ScoreList:
     """Write vLLM's response."""
-    data = [ScoreEntry(index, score) for index, score in enumerate(rank_scores(read))]
+    data = [ScoreEntry(index, score) for index, score in enumerate(scores)]
     name = f"score-{secrets.token_hex(12)}"
     return ScoreList(name, int(time.time()), model, data, ScoreUsage.of(read))
 

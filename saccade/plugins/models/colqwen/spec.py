@@ -1,0 +1,55 @@
+"""The spec of a ColQwen checkpoint, which is a Qwen-VL checkpoint with a projection to vectors.
+
+It is stored as transformers does, with Qwen-VL's fields in `vlm_config`, or as colpali-engine does,
+with Qwen-VL's fields and tensors only. Runs without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import LateInteraction
+from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.kit.config_readers import text_section
+from saccade.families.qwen_vl.config import read_variant
+from saccade.families.qwen_vl.spec import TEMPLATES, QwenVLSpec, qwen_vl_spec
+
+TEMPLATE = Path(__file__).parent / "vectors.jinja"
+QUERY_PREFIX = "Query: "
+PAGE_PROMPT = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|>"
+    "<|endoftext|>"
+)
+WIDTH = 128
+"""Values per vector, unless the checkpoint says otherwise."""
+
+
+def colqwen_spec(checkpoint: Checkpoint) -> QwenVLSpec:
+    """Read the spec of a ColQwen checkpoint. Raises CheckpointError with the file and the field."""
+    config = checkpoint.config
+    _check_prompts(read_json(checkpoint.folder / "processor_config.json", required=False))
+    inner = config.section("vlm_config") if config.has("vlm_config") else config
+    if read_variant(inner) == "qwen3_vl":
+        raise CheckpointError(f"{inner.where}: only Qwen2-VL and Qwen2.5-VL have vectors per token")
+    spec = qwen_vl_spec(replace(checkpoint, config=inner))
+    width = config.count("embedding_dim", default=WIDTH)
+    return replace(
+        spec,
+        family="colqwen2",
+        # retrieval needs no output head, so a checkpoint may have none
+        text=replace(spec.text, tied=True),
+        templates=replace(TEMPLATES, scores=None, late=LateInteraction(width, TEMPLATE)),
+        dtype=checkpoint.dtype(text_section(inner)),
+    )
+
+
+def _check_prompts(processor: Section) -> None:
+    """Raise CheckpointError if the checkpoint was trained with other prompts than `TEMPLATE`'s."""
+    for name, usual in (("query_prefix", QUERY_PREFIX), ("visual_prompt_prefix", PAGE_PROMPT)):
+        if processor.has(name) and processor.text(name) != usual:
+            raise CheckpointError(
+                f"{processor.where}: {name} {processor.text(name)!r} is not supported: only "
+                f"{usual!r} is"
+            )
