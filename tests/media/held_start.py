@@ -8,9 +8,9 @@ import sys
 from collections.abc import Collection
 
 from saccade.media.workers import supervisor
+from saccade.media.workers.sandbox import confine
 
 SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
-confine = supervisor.confine
 
 
 def wait_and_confine(keep: Collection[int], memory: int, threads: bool = False) -> list[str]:
@@ -21,5 +21,5 @@ def wait_and_confine(keep: Collection[int], memory: int, threads: bool = False) 
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    supervisor.confine = wait_and_confine
+    vars(supervisor)["confine"] = wait_and_confine
     sys.exit(supervisor.main())
