@@ -64,7 +64,7 @@ OVERTAKEN = 8
 
 RESERVE_DIVISOR = 8
 """The reserve is this fraction (1 / 8) of the memory for decoding, in addition to it: with the
-defaults 320 MiB, which a JPEG of 28 megapixels fits in.
+defaults 320 MiB, enough for a JPEG of 24 megapixels.
 """
 
 _numbers = itertools.count()
