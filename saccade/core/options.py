@@ -163,7 +163,7 @@ class MediaOptions:
     decode_memory_mb: int = tuned(
         2560,
         "MiB of memory for decoding, shared by all image workers. Images that need more are "
-        "rejected.",
+        "rejected. An eighth more is reserved for small images beside other clients' large ones.",
     )
 
     def __post_init__(self) -> None:

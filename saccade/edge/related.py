@@ -162,11 +162,7 @@ def _names(
         if name is not None:
             yield name.start() - start, end - start, name[1].decode()
     if body.find(mark, end, last) >= 0:
-        raise InvalidRequest(
-            f"the body has more than {MAX_NAMES} references to bytes, the limit: send fewer "
-            "images, or send them in the JSON",
-            code="too_many_names",
-        )
+        raise _too_many(f"has more than {MAX_NAMES} references to bytes")
 
 
 def _parts(body: bytes | bytearray, boundary: bytes) -> list[memoryview]:
@@ -180,8 +176,10 @@ def _parts(body: bytes | bytearray, boundary: bytes) -> list[memoryview]:
         after = body[begun - 2 : begun]
         if after == b"--":
             return parts
-        if after != b"\r\n" or len(parts) > MAX_NAMES:
+        if after != b"\r\n":
             break
+        if len(parts) > MAX_NAMES:
+            raise _too_many(f"has more than {MAX_NAMES} parts after the JSON")
     raise _malformed("it does not end with its boundary")
 
 
@@ -195,6 +193,13 @@ def _content(part: memoryview, number: int) -> tuple[bytes, memoryview]:
 def _malformed(why: str) -> InvalidRequest:
     return InvalidRequest(
         f"the body is not valid multipart/related: {why}", code="invalid_multipart"
+    )
+
+
+def _too_many(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the body {what}, the limit: send fewer images, or send them in the JSON",
+        code="too_many_names",
     )
 
 

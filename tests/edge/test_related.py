@@ -165,6 +165,15 @@ def test_a_boundary_in_no_name_counts_as_one() -> None:
     assert sent.searches < 8300
 
 
+def test_as_many_parts_as_names_are_read_and_one_more_is_refused_by_their_count() -> None:
+    contents = [str(i).encode() for i in range(related.MAX_NAMES)]
+    json_names = {"a": [cid(name(each)) for each in contents]}
+    assert len(RelatedBody(body(json_names, *contents), BOUNDARY).brought) == related.MAX_NAMES
+    with pytest.raises(InvalidRequest, match="more than 8192 parts after the JSON") as refused:
+        RelatedBody(body(json_names, *contents, b"one more"), BOUNDARY)
+    assert refused.value.code == "too_many_names"
+
+
 def test_what_comes_along_replaces_nothing_that_the_body_names() -> None:
     sent, told = SentBytes(2 * OVERHEAD), {"a": [cid(name(RED)), cid(name(BLUE))]}
     sent.put(Client(), "", name(RED), RED)

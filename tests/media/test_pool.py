@@ -35,7 +35,7 @@ from saccade.media.formats.header import probe
 from saccade.media.sources.fairness import Requester
 from saccade.media.workers import header_pool
 from saccade.media.workers import pool as media_pool
-from saccade.media.workers.decode_queue import OVERTAKEN, Job, JobQueue
+from saccade.media.workers.decode_queue import OVERTAKEN, Job, JobBatch, JobQueue
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import BATCH_IMAGES
 from saccade.media.workers.pool import DecodePool
@@ -369,7 +369,7 @@ def test_small_pictures_go_first_and_clients_take_turns() -> None:
     for one in jobs.values():
         turns.add(one)
     names = {one: name for name, one in jobs.items()}
-    assert "".join(names[turns.take_jobs(0, ())[0]] for _ in jobs) == "bxdca"
+    assert "".join(names[taken(turns)[0]] for _ in jobs) == "bxdca"
 
 
 def test_a_large_picture_is_not_put_off_for_ever() -> None:
@@ -384,7 +384,7 @@ def test_a_large_picture_is_not_put_off_for_ever() -> None:
     served = []
     for number in range(40):
         turns.add(some(f"small {number}", 10))
-        served.append(turns.take_jobs(0, ())[0].client)
+        served.append(taken(turns)[0].client)
     assert served.index("large") == 15, "its price is 16 small ones'"
 
 
@@ -426,17 +426,92 @@ async def test_no_client_holds_all_workers_however_slow_its_orders_are(
         await asyncio.gather(*hostile)
 
 
+TINY = Probe("PNG", 10, 10, "RGB", 1, 1)
+
+
+def of_bytes(name: str, mib: int = 0, client: str = "") -> Job:
+    """Takes 48 MiB of memory and twice its bytes."""
+    return Job(name.encode(), bytes(mib << 20), TINY, whole((32, 32)), client=client)
+
+
+def taken(turns: JobQueue, *running: JobBatch) -> list[Job]:
+    batch = turns.take_jobs(running)
+    return [] if batch is None else batch.jobs
+
+
 def test_what_waits_for_memory_is_overtaken_a_few_times_only() -> None:
-    turns, tiny = JobQueue(600 << 20), Probe("PNG", 10, 10, "RGB", 1, 1)
-    large = Job(b"large", bytes(200 << 20), tiny, whole((32, 32)))
+    turns = JobQueue(600 << 20)
+    other, large = of_bytes("other", 76), of_bytes("large", 200)
+    turns.add(other)
+    running = turns.take_jobs(())
+    assert running is not None and not running.reserved
     turns.add(large)
-    taken = []
+    served: list[Job] = []
     for number in range(20):
-        turns.add(Job(b"%d" % number, b"", tiny, whole((32, 32))))
-        taken += turns.take_jobs(200 << 20, ())
-    assert len(taken) == OVERTAKEN
-    assert large not in taken
-    assert turns.take_jobs(0, ()) == [large]
+        turns.add(of_bytes(f"{number}"))
+        served += taken(turns, running)
+    assert len(served) == OVERTAKEN
+    assert large not in served
+    assert taken(turns) == [large]
+
+
+def test_small_images_of_others_are_decoded_while_a_large_one_waits_and_runs() -> None:
+    """By the reserve, one at a time, which delays the large one by nothing."""
+    turns = JobQueue(1024 << 20)
+    turns.add(of_bytes("other", 100, "mallory"))
+    other = turns.take_jobs(())
+    large = of_bytes("large", 480, "anna")
+    large.overtaken = OVERTAKEN
+    turns.add(large)
+    turns.add(of_bytes("mallory's next", client="mallory"))
+    assert other is not None and turns.take_jobs([other]) is None
+    turns.add(of_bytes("too large for the reserve", 41, "ben"))
+    small = [of_bytes(name, client=name) for name in ("cleo", "dora")]
+    for each in small:
+        turns.add(each)
+    first = turns.take_jobs([other])
+    assert first is not None and (first.jobs, first.reserved) == (small[:1], True)
+    assert turns.take_jobs([other, first]) is None, "one at a time"
+    second = turns.take_jobs([other])
+    assert second is not None and (second.jobs, second.reserved) == (small[1:], True)
+    running = turns.take_jobs([second])
+    assert running is not None and (running.jobs, running.reserved) == ([large], False)
+    last = turns.take_jobs([running])
+    assert last is not None and last.reserved
+    assert last.first.client == "mallory", "whose other image has been decoded"
+    assert [job.client for job in turns] == ["ben"], "whose image needs too much memory"
+
+
+def test_a_stream_of_small_images_does_not_starve_a_large_one() -> None:
+    """Two workers: when a batch ends, the next is taken, and another client's image comes."""
+    turns = JobQueue(1024 << 20)
+    turns.add(of_bytes("before", 100, "before"))
+    running = [turns.take_jobs(())]
+    turns.add(of_bytes("large", 480, "anna"))
+    started: list[str] = []
+    for number in range(40):
+        turns.add(of_bytes(f"{number}", client=f"client {number}"))
+        while len(running) < 2 and (batch := turns.take_jobs([each for each in running if each])):
+            running.append(batch)
+            started.append(batch.first.client)
+        running.pop(0)
+    assert started.index("anna") <= OVERTAKEN + 2
+    assert len(started) >= 35
+
+
+async def test_images_that_need_all_memory_are_decoded_one_after_another(arena: Arena) -> None:
+    """Also where both wait for a worker when the workers become ready."""
+    metrics, seen = Metrics(), list[int]()
+    async with running(arena, metrics, media_workers=3, decode_memory_mb=60) as pool:
+        await ready(pool)
+        data = [encode(noise(64, 64, seed)) for seed in range(3)]
+        calls = [asyncio.create_task(pool.decode(job(each), 0)) for each in data]
+        while not all(call.done() for call in calls):
+            seen.append(len(pool._batches))
+            await asyncio.sleep(0)
+        await asyncio.gather(*calls)
+    assert max(seen) == 1
+    assert metrics.value(DECODES) == 3
 
 
 @pytest.mark.more

@@ -320,6 +320,7 @@ def test_one_decode_serves_one_clients_jobs() -> None:
     jobs = [Job(b"same", b"", tiny, whole((32, 32)), tenant=name) for name in "abab"]
     for job in jobs:
         turns.add(job)
-    first = turns.take_jobs(0, ())
-    assert first == [jobs[0], jobs[2]]
-    assert turns.take_jobs(0, [first[0].name]) == [jobs[1], jobs[3]]
+    first = turns.take_jobs(())
+    assert first is not None and first.jobs == [jobs[0], jobs[2]]
+    second = turns.take_jobs([first])
+    assert second is not None and second.jobs == [jobs[1], jobs[3]]

@@ -1,6 +1,10 @@
 """The queue of decode jobs. It is fair between clients and between the requests of one client,
 prefers small images, and limits the memory of all running jobs.
 
+A large image waits until there is enough memory, and is overtaken by a limited number of smaller
+ones. Meanwhile, and while it is decoded, a reserve of memory is used for small images of clients
+that have none in progress.
+
 The cost of a job is the number of pixels that are decoded.
 """
 
@@ -58,6 +62,11 @@ started.
 OVERTAKEN = 8
 """How many times smaller jobs can overtake a job that waits for memory."""
 
+RESERVE_DIVISOR = 8
+"""The reserve is this fraction (1 / 8) of the memory for decoding, in addition to it: with the
+defaults 320 MiB, enough for a JPEG of 24 megapixels.
+"""
+
 _numbers = itertools.count()
 Key = TypeVar("Key", bound=Hashable)
 
@@ -91,6 +100,19 @@ class Job:
     def pixels(self) -> int:
         """The number of pixels to decode. This is the job's cost."""
         return self.probe.height * self.probe.width
+
+
+@dataclass(frozen=True, slots=True)
+class JobBatch:
+    """Jobs for the same bytes, which share one decode."""
+
+    jobs: list[Job]
+    memory: int  # bytes for decoding and resizing
+    reserved: bool  # whether it uses the reserve
+
+    @property
+    def first(self) -> Job:
+        return self.jobs[0]
 
 
 def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams]) -> int:
@@ -198,7 +220,9 @@ class Shares(Generic[Key]):
 
 
 class JobQueue:
-    """The waiting jobs. `budget` limits the memory of running jobs, in bytes."""
+    """The waiting jobs. `budget` limits the memory of running jobs, in bytes, without the
+    reserve.
+    """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -225,26 +249,34 @@ class JobQueue:
 
     def take_jobs(
         self,
-        memory_in_use: int,
-        busy: Collection[tuple[str, bytes]],
+        running: Collection[JobBatch],
         has_worker: Callable[[str], bool] = lambda _: True,
-    ) -> list[Job]:
+    ) -> JobBatch | None:
         """Pop the next job of a client for which `has_worker` is true, along with other jobs for
-        the same bytes that fit in memory. Returns an empty list if no job fits until running ones
-        finish. Jobs whose names are in `busy` are skipped, since the same bytes are being decoded.
+        the same bytes that fit in memory. Returns `None` if no job fits until running ones finish.
+        Jobs for bytes that are being decoded are skipped.
         """
-        free = self._budget - memory_in_use
-        for job in self._order(busy):
+        in_use = sum(batch.memory for batch in running if not batch.reserved)
+        free = self._budget - in_use
+        clients = {batch.first.client for batch in running}
+        reserve_in_use = any(batch.reserved for batch in running)
+        reserve = 0 if reserve_in_use else self._budget // RESERVE_DIVISOR
+        passed: list[Job] = []
+        for job in self._order({batch.first.name for batch in running}):
             if not has_worker(job.client):
                 continue
-            if decoding_bytes(job.probe, len(job.data), [job.recipe]) <= free or not memory_in_use:
-                return self._take(job, free)
-            job.overtaken += 1
-            if job.overtaken > OVERTAKEN:
-                break
-        return []
+            needed = decoding_bytes(job.probe, len(job.data), [job.recipe])
+            can_overtake = all(each.overtaken < OVERTAKEN for each in passed)
+            if can_overtake and (needed <= free or not in_use):
+                for each in passed:
+                    each.overtaken += 1
+                return self._take(job, free, reserved=False)
+            if needed <= reserve and job.client not in clients:
+                return self._take(job, reserve, reserved=True)
+            passed.append(job)
+        return None
 
-    def _take(self, first: Job, free: int) -> list[Job]:
+    def _take(self, first: Job, free: int, reserved: bool) -> JobBatch:
         batch, recipes = [first], [first.recipe]
         for job in self._jobs:
             if job is first or job.name != first.name or len(batch) == PART:
@@ -256,7 +288,8 @@ class JobQueue:
                 recipes.append(job.recipe)
         for job in batch:
             self.remove(job, first.pixels if job is first else 0.0)
-        return batch
+        memory = decoding_bytes(first.probe, len(first.data), recipes)
+        return JobBatch(batch, memory, reserved)
 
     def _order(self, busy: Collection[tuple[str, bytes]]) -> list[Job]:
         """Return the jobs that can be started, the next one first. They are sorted by the virtual

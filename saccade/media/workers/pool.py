@@ -29,7 +29,7 @@ from saccade.core.recipe import OwnPixels
 from saccade.core.types import ImageKey
 from saccade.media.content import RAW
 from saccade.media.reasons import Reason
-from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_bytes
+from saccade.media.workers.decode_queue import THREADS, Job, JobBatch, JobQueue
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import HeaderPool, RefusedBytes, fail
 from saccade.media.workers.orders import TO_FRONT, Decode, Decoded
@@ -67,8 +67,8 @@ class DecodeBatch:
     """One decode of an image's bytes, for several jobs."""
 
     works: list[Decoding]
-    memory: int  # bytes in the worker
-    limit: asyncio.Timeout
+    taken: JobBatch
+    limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # set once no more is written
 
     @property
@@ -205,17 +205,27 @@ class DecodePool:
 
     def _dispatch(self) -> None:
         while self._waiting and self._decoders.idle():
-            in_use = sum(batch.memory for batch in self._batches.values())
-            busy, has_worker = self._batches.keys(), self._decoders.has_worker
-            jobs = self._turns.take_jobs(in_use, busy, has_worker)
-            slot = self._decoders.idle(jobs[0].tenant) if jobs else None
-            if slot is None:
+            running = [batch.taken for batch in self._batches.values()]
+            taken = self._turns.take_jobs(running, self._decoders.has_worker)
+            if taken is None:
                 return
-            slot.client = jobs[0].client
-            works = [self._waiting.pop(job) for job in jobs]
-            task = asyncio.create_task(self._run(slot, self._decode(slot, works)))
+            slot = self._decoders.idle(taken.first.tenant)
+            assert slot is not None
+            slot.client = taken.first.client
+            task = asyncio.create_task(self._run(slot, self._decode(slot, self._batch(taken))))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _batch(self, taken: JobBatch) -> DecodeBatch:
+        """Count the jobs as running, even before their task begins: the next ones are taken at
+        once.
+        """
+        batch = DecodeBatch([self._waiting.pop(job) for job in taken.jobs], taken)
+        self._batches[taken.first.name] = batch
+        for work in batch.works:
+            work.batch = batch
+            work.job.running = True
+        return batch
 
     async def _run(self, slot: WorkerSlot, work: Coroutine[None, None, None]) -> None:
         try:
@@ -231,23 +241,19 @@ class DecodePool:
 
     # ---- pixels
 
-    async def _decode(self, slot: WorkerSlot, works: list[Decoding]) -> None:
+    async def _decode(self, slot: WorkerSlot, batch: DecodeBatch) -> None:
+        """Decode an image on one worker, for all calls of `batch`."""
+        works = batch.works
         job = works[0].job
-        memory = decoding_bytes(job.probe, len(job.data), [work.job.recipe for work in works])
         if job.frame is not None:
             self._metrics.inc("saccade_video_frames_decoded_total", len(works))
         error: str | None = None
-        limit = asyncio.timeout(None)
-        batch = self._batches[job.name] = DecodeBatch(works, memory, limit)
-        for work in works:
-            work.batch = batch
-            work.job.running = True
         try:
             await self._decoders.prepare(slot, [job.data], job.tenant)
             if batch.wanted:
-                async with limit:
+                async with batch.limit:
                     seconds = self._options.decode_timeout
-                    limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                    batch.limit.reschedule(asyncio.get_running_loop().time() + seconds)
                     answer = await self._order(slot, batch)
                 error = None if answer.reason is None else answer.reason.text
                 for work in works:
@@ -278,7 +284,7 @@ class DecodePool:
             job.probe.upright,
             job.probe.orientation,
             tuple((work.offset, work.job.recipe) for work in batch.works),
-            batch.memory + SLACK_BYTES,
+            batch.taken.memory + SLACK_BYTES,
             THREADS.get(job.probe.format, 0),
             tuple(work.job.frame for work in batch.works if work.job.frame is not None),
             regions if any(regions) else (),

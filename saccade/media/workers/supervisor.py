@@ -141,7 +141,8 @@ class ImageWorker:
     socket: socket.socket
     outbox: Outbox | None
     frames: Frames[Order, Answer]
-    gate: ThreadGate | None  # allows or denies its threads; `None` if it can start none
+    sends_gate: bool  # whether its next message is its thread gate
+    gate: ThreadGate | None = None  # allows or denies its threads; `None` if it can start none
     ready: bool = False
     order: Work | None = None  # the last order
     answered: int = 0  # answers to that order so far
@@ -226,24 +227,26 @@ class Supervisor:
             self._run_worker(number, theirs, outbox, supervisor)
         theirs.close()
         ours.settimeout(ORDER_SECONDS)
-        gate = thread_gate.receive_listener(ours, pid) if self._decodes_heic else None
-        worker = ImageWorker(number, pid, ours, outbox, Frames(FRONT, MAX_SAID), gate)
+        frames = Frames(FRONT, MAX_SAID)
+        worker = ImageWorker(number, pid, ours, outbox, frames, self._decodes_heic)
         self._workers[number] = worker
-        if gate is not None:
-            self._selector.register(gate, selectors.EVENT_READ, worker)
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def run(self) -> None:
         """Pass messages until the front disconnects, then kill all workers."""
         with contextlib.suppress(Disconnected):
             while True:
-                for key, _ in self._selector.select(self._patience()):
+                events = self._selector.select(self._patience())
+                # The front first: once it has disconnected, no worker needs to have started.
+                for key, _ in sorted(events, key=lambda event: event[0].data is not None):
                     if key.data is None:
                         self._pass_on(self._front.receive())
                     elif key.data is not self._workers[key.data.number]:
                         continue  # the worker was replaced by an earlier event
                     elif key.fileobj is key.data.gate:
                         self._begin_thread(key.data)
+                    elif key.data.sends_gate:
+                        self._receive_gate(key.data)
                     else:
                         self._receive_answer(key.data)
                 for worker in [*self._workers.values()]:
@@ -284,6 +287,13 @@ class Supervisor:
             worker.channel.send(order)
         except Disconnected:  # it has exited, or it does not read its socket
             os.kill(worker.pid, signal.SIGKILL)
+
+    def _receive_gate(self, worker: ImageWorker) -> None:
+        """Receive a new worker's thread gate. If it has exited, the next event reports that."""
+        worker.sends_gate = False
+        worker.gate = thread_gate.receive_listener(worker.socket, worker.pid)
+        if worker.gate is not None:
+            self._selector.register(worker.gate, selectors.EVENT_READ, worker)
 
     def _receive_answer(self, worker: ImageWorker) -> None:
         """Receive a worker's message. The worker is killed unless it is a valid answer to its
@@ -373,7 +383,11 @@ class Supervisor:
         exceeding the CPU time of its order.
         """
         status, used = self._reap(worker)
+        if os.WIFEXITED(status) and not worker.ready:
+            raise RuntimeError("an image worker failed to start")
         self.fork(worker.number)
+        if not self._ready:  # the front has sent no orders yet, and waits for `WorkersReady`
+            return
         fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         cpu = max(0.0, used - worker.cpu)
         fate = signal.SIGSYS if worker.strange else fate
@@ -389,8 +403,6 @@ class Supervisor:
             self._selector.unregister(worker.gate)
             worker.gate.close()
         _, status, used = os.wait4(worker.pid, 0)
-        if os.WIFEXITED(status) and not worker.ready:
-            raise RuntimeError("an image worker failed to start")
         return status, used.ru_utime + used.ru_stime
 
     def _run_worker(
