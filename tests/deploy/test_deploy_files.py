@@ -18,6 +18,7 @@ import httpx
 import pytest
 import yaml
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.commands import app
 from saccade.core.metrics import DECLARED
@@ -113,6 +114,26 @@ def test_the_picker_and_the_autoscaler_read_gauges_that_exist() -> None:
 
 
 SERVER = DEPLOY / "kubernetes" / "server" / "server.yaml"
+
+
+@pytest.mark.more
+def test_the_pickers_rules_find_their_values_in_metrics(tmp_path: Path) -> None:
+    """As core-metrics-extractor reads them: a gauge by name, and two infos by their labels."""
+    (picker,) = documents(DEPLOY / "kubernetes" / "picker" / "picker-config.yaml")
+    extractor = next(each for each in picker["plugins"] if "parameters" in each)["parameters"]
+    rules = {key: name for key, name in extractor["engineConfigs"][0].items() if key != "name"}
+    with serving("demo", tmp_path) as server:
+        server.chat({"role": "user", "content": "hello"}, max_tokens=4)
+        page = httpx.get(f"{server.url}/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    assert {families[name].type for name in rules.values()} == {"gauge"}
+    found = {key: families[name].samples[-1] for key, name in rules.items()}
+    infos = {key: found.pop(key).labels for key in ("loraSpec", "cacheInfoSpec")}
+    assert {key: sample.value for key, sample in found.items()} == dict.fromkeys(found, 0)
+    adapters = "max_lora", "running_lora_adapters", "waiting_lora_adapters"
+    assert infos["loraSpec"].keys() == set(adapters)
+    assert int(infos["cacheInfoSpec"]["block_size"]) == 16
+    assert int(infos["cacheInfoSpec"]["num_gpu_blocks"]) > 0
 
 
 def test_the_router_names_every_replica() -> None:
