@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import yaml
 from PIL import Image
@@ -31,6 +32,9 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
 VALIDATOR = "kubernetes-validate==1.37.0"
 """A package with Kubernetes' JSON schemas, fetched once by uv."""
+COMPOSE_VALIDATOR = "check-jsonschema==0.39.0"
+"""A package with the schema of compose files, fetched once by uv."""
+KUBERNETES = {"v1", "apps/v1", "autoscaling/v2"}
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -144,13 +148,13 @@ def test_the_router_names_every_replica() -> None:
     assert workers == [f"http://saccade-{n}.saccade-pods:8000" for n in range(replicas)]
 
 
-PROGRAM = """
+PROGRAM = f"""
 import sys, yaml
 from kubernetes_validate import validate
 checked = 0
 for path in sys.argv[1:]:
     for each in yaml.safe_load_all(open(path)):
-        if each and each["apiVersion"] in ("v1", "apps/v1", "autoscaling/v2"):
+        if each and each["apiVersion"] in {KUBERNETES}:
             validate(each, "1.31", strict=True)
             checked += 1
 print(checked)
@@ -174,6 +178,42 @@ def test_manifests_fit_kubernetes_schemas(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 6
     assert "replica" in validate(planted).stderr
+
+
+SCHEMAS = yaml.safe_load((Path(__file__).parent / "schemas.yaml").read_text())
+
+
+def test_what_kubernetes_does_not_define_fits_schemas_too() -> None:
+    found = [each for path in MANIFESTS for each in documents(path)]
+    custom = [each for each in found if each.get("kind") in SCHEMAS]
+    assert {each["kind"] for each in custom} == SCHEMAS.keys()
+    for each in custom:
+        jsonschema.validate(each, SCHEMAS[each["kind"]])
+        with pytest.raises(jsonschema.ValidationError, match="planted"):
+            jsonschema.validate({**each, "planted": 1}, SCHEMAS[each["kind"]])
+    (picker,) = (each for each in custom if each["kind"] == "EndpointPickerConfig")
+    names = {each.get("name", each["type"]) for each in picker["plugins"]}
+    assert set(re.findall("'pluginRef': '(.+?)'", str(picker))) == names
+    rest = {each["apiVersion"] for each in found if "apiVersion" in each and each not in custom}
+    assert rest == KUBERNETES, "and these are validated by Kubernetes' own schemas"
+
+
+@pytest.mark.more
+def test_the_compose_file_fits_its_schema(tmp_path: Path) -> None:
+    uv = [sys.executable, "-m", "uv", "run", "--no-project", "--quiet", "--with", COMPOSE_VALIDATOR]
+    uv += ["--python", sys.executable, "check-jsonschema"]
+    planted = tmp_path / "compose.yaml"
+    planted.write_text((DEPLOY / "compose.yaml").read_text().replace("cap_drop", "planted"))
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*uv, *arguments], capture_output=True, text=True, timeout=100)
+
+    if run("--version").returncode:
+        pytest.skip(f"{COMPOSE_VALIDATOR} cannot be had here")
+    schema = "--builtin-schema", "vendor.compose-spec"
+    done = run(*schema, DEPLOY / "compose.yaml")
+    assert done.returncode == 0, done.stdout
+    assert "planted" in run(*schema, planted).stdout
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
