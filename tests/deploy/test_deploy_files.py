@@ -29,6 +29,7 @@ from saccade.plugins.route.proxy import OWN_PATHS
 from saccade_bench.fixtures.server import Server, serving
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCS = DEPLOY.parent / "docs"
 MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
 VALIDATOR = "kubernetes-validate==1.37.0"
 """A package with Kubernetes' JSON schemas, fetched once by uv."""
@@ -65,6 +66,16 @@ def test_each_container_runs_a_command_with_options_that_exist() -> None:
     for container in containers():
         arguments = [each for each in container["args"] if "keys.txt" not in each]
         app.parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+def test_options_in_the_environment_exist() -> None:
+    sources = (*DEPLOY.rglob("*"), *(DOCS / name for name in ("deploy.md", "operate.md")))
+    texts = "".join(path.read_text() for path in sources if path.is_file())
+    names = set(re.findall(r"SACCADE_([A-Z_]+)", texts)) - {"MODEL"}  # no option, but a word
+    assert {"KV_CACHE_DIR", "METRICS_WITHOUT_KEY", "API_KEY"} <= names
+    options = (DOCS / "options.md").read_text()
+    for name in names:
+        assert f"`--{name.lower().replace('_', '-')}`" in options, name
 
 
 def test_the_patch_for_events_adds_options_that_exist() -> None:
