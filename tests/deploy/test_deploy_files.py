@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import yaml
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.commands import app
 from saccade.core.metrics import DECLARED
@@ -27,9 +29,13 @@ from saccade.plugins.route.proxy import OWN_PATHS
 from saccade_bench.fixtures.server import Server, serving
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCS = DEPLOY.parent / "docs"
 MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
 VALIDATOR = "kubernetes-validate==1.37.0"
 """A package with Kubernetes' JSON schemas, fetched once by uv."""
+COMPOSE_VALIDATOR = "check-jsonschema==0.39.0"
+"""A package with the schema of compose files, fetched once by uv."""
+KUBERNETES = {"v1", "apps/v1", "autoscaling/v2"}
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -60,6 +66,16 @@ def test_each_container_runs_a_command_with_options_that_exist() -> None:
     for container in containers():
         arguments = [each for each in container["args"] if "keys.txt" not in each]
         app.parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+def test_options_in_the_environment_exist() -> None:
+    sources = (*DEPLOY.rglob("*"), *(DOCS / name for name in ("deploy.md", "operate.md")))
+    texts = "".join(path.read_text() for path in sources if path.is_file())
+    names = set(re.findall(r"SACCADE_([A-Z_]+)", texts)) - {"MODEL"}  # no option, but a word
+    assert {"KV_CACHE_DIR", "METRICS_WITHOUT_KEY", "API_KEY"} <= names
+    options = (DOCS / "options.md").read_text()
+    for name in names:
+        assert f"`--{name.lower().replace('_', '-')}`" in options, name
 
 
 def test_the_patch_for_events_adds_options_that_exist() -> None:
@@ -115,6 +131,26 @@ def test_the_picker_and_the_autoscaler_read_gauges_that_exist() -> None:
 SERVER = DEPLOY / "kubernetes" / "server" / "server.yaml"
 
 
+@pytest.mark.more
+def test_the_pickers_rules_find_their_values_in_metrics(tmp_path: Path) -> None:
+    """As core-metrics-extractor reads them: a gauge by name, and two infos by their labels."""
+    (picker,) = documents(DEPLOY / "kubernetes" / "picker" / "picker-config.yaml")
+    extractor = next(each for each in picker["plugins"] if "parameters" in each)["parameters"]
+    rules = {key: name for key, name in extractor["engineConfigs"][0].items() if key != "name"}
+    with serving("demo", tmp_path) as server:
+        server.chat({"role": "user", "content": "hello"}, max_tokens=4)
+        page = httpx.get(f"{server.url}/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    assert {families[name].type for name in rules.values()} == {"gauge"}
+    found = {key: families[name].samples[-1] for key, name in rules.items()}
+    infos = {key: found.pop(key).labels for key in ("loraSpec", "cacheInfoSpec")}
+    assert {key: sample.value for key, sample in found.items()} == dict.fromkeys(found, 0)
+    adapters = "max_lora", "running_lora_adapters", "waiting_lora_adapters"
+    assert infos["loraSpec"].keys() == set(adapters)
+    assert int(infos["cacheInfoSpec"]["block_size"]) == 16
+    assert int(infos["cacheInfoSpec"]["num_gpu_blocks"]) > 0
+
+
 def test_the_router_names_every_replica() -> None:
     (document,) = documents(DEPLOY / "kubernetes" / "replicas" / "kustomization.yaml")
     (replicas,) = (each["count"] for each in document["replicas"])
@@ -123,13 +159,13 @@ def test_the_router_names_every_replica() -> None:
     assert workers == [f"http://saccade-{n}.saccade-pods:8000" for n in range(replicas)]
 
 
-PROGRAM = """
+PROGRAM = f"""
 import sys, yaml
 from kubernetes_validate import validate
 checked = 0
 for path in sys.argv[1:]:
     for each in yaml.safe_load_all(open(path)):
-        if each and each["apiVersion"] in ("v1", "apps/v1", "autoscaling/v2"):
+        if each and each["apiVersion"] in {KUBERNETES}:
             validate(each, "1.31", strict=True)
             checked += 1
 print(checked)
@@ -153,6 +189,42 @@ def test_manifests_fit_kubernetes_schemas(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 6
     assert "replica" in validate(planted).stderr
+
+
+SCHEMAS = yaml.safe_load((Path(__file__).parent / "schemas.yaml").read_text())
+
+
+def test_what_kubernetes_does_not_define_fits_schemas_too() -> None:
+    found = [each for path in MANIFESTS for each in documents(path)]
+    custom = [each for each in found if each.get("kind") in SCHEMAS]
+    assert {each["kind"] for each in custom} == SCHEMAS.keys()
+    for each in custom:
+        jsonschema.validate(each, SCHEMAS[each["kind"]])
+        with pytest.raises(jsonschema.ValidationError, match="planted"):
+            jsonschema.validate({**each, "planted": 1}, SCHEMAS[each["kind"]])
+    (picker,) = (each for each in custom if each["kind"] == "EndpointPickerConfig")
+    names = {each.get("name", each["type"]) for each in picker["plugins"]}
+    assert set(re.findall("'pluginRef': '(.+?)'", str(picker))) == names
+    rest = {each["apiVersion"] for each in found if "apiVersion" in each and each not in custom}
+    assert rest == KUBERNETES, "and these are validated by Kubernetes' own schemas"
+
+
+@pytest.mark.more
+def test_the_compose_file_fits_its_schema(tmp_path: Path) -> None:
+    uv = [sys.executable, "-m", "uv", "run", "--no-project", "--quiet", "--with", COMPOSE_VALIDATOR]
+    uv += ["--python", sys.executable, "check-jsonschema"]
+    planted = tmp_path / "compose.yaml"
+    planted.write_text((DEPLOY / "compose.yaml").read_text().replace("cap_drop", "planted"))
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*uv, *arguments], capture_output=True, text=True, timeout=100)
+
+    if run("--version").returncode:
+        pytest.skip(f"{COMPOSE_VALIDATOR} cannot be had here")
+    schema = "--builtin-schema", "vendor.compose-spec"
+    done = run(*schema, DEPLOY / "compose.yaml")
+    assert done.returncode == 0, done.stdout
+    assert "planted" in run(*schema, planted).stdout
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

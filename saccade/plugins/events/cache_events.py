@@ -19,6 +19,7 @@ from saccade.plugins.events.schema import (
     BlockStored,
     EmbeddingRemoved,
     EmbeddingStored,
+    block_hash,
 )
 from saccade.sched.protocol import Scheduler
 from saccade.sched.scheduler import GenerationScheduler
@@ -87,8 +88,8 @@ class BlockEvents:
         extra += [salt] if salt and parent is None else []
         self._publisher.put(
             BlockStored(
-                [name],
-                parent,
+                [block_hash(name)],
+                None if parent is None else block_hash(parent),
                 list(tokens),
                 len(tokens),
                 None,
@@ -100,7 +101,7 @@ class BlockEvents:
 
     def page_removed(self, name: bytes) -> None:
         """Publish a removed page."""
-        self._publisher.put(BlockRemoved([name], self._medium))
+        self._publisher.put(BlockRemoved([block_hash(name)], self._medium))
 
 
 class EmbeddingEvents:

@@ -1,7 +1,8 @@
 """The events in MessagePack format.
 
 Batches and blocks have the format of vLLM (`vllm/distributed/kv_events.py`), as arrays, which all
-its readers support. Embeddings, which vLLM does not publish, have similar events.
+its readers support, with integers as hashes, its default. Embeddings, which vLLM does not publish,
+have similar events.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from msgspec import Struct
 class BlockStored(Struct, array_like=True, tag=True):
     """Consecutive blocks of `block_size` tokens."""
 
-    block_hashes: list[bytes]  # each covers all tokens and images up to it, the salt and adapter
-    parent_block_hash: bytes | None  # the block before the first one; None at a prompt's start
+    block_hashes: list[int]  # each covers all tokens and images up to it, the salt and adapter
+    parent_block_hash: int | None  # the block before the first one; None at a prompt's start
     token_ids: list[int]
     block_size: int
     lora_id: int | None
@@ -29,7 +30,7 @@ class BlockStored(Struct, array_like=True, tag=True):
 class BlockRemoved(Struct, array_like=True, tag=True):
     """Blocks that are no longer in the prefix cache."""
 
-    block_hashes: list[bytes]
+    block_hashes: list[int]
     medium: str | None
 
 
@@ -65,6 +66,11 @@ class EventBatch(Struct, array_like=True):
     ts: float  # seconds since the epoch
     events: list[Event]
     data_parallel_rank: int | None = None
+
+
+def block_hash(name: bytes) -> int:
+    """Return the last 64 bits of a page's hash, as vLLM does. Dynamo and Ray read no bytes."""
+    return int.from_bytes(name[-8:], "big")
 
 
 def merged(events: list[Event]) -> list[Event]:

@@ -27,7 +27,7 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Block:
-    parent: bytes | None
+    parent: int | None
     tokens: tuple[int, ...]
     extra: tuple[Any, ...]
 
@@ -36,7 +36,7 @@ class Block:
 class Index:
     """What the server has, as far as its events tell."""
 
-    blocks: dict[bytes, Block] = field(default_factory=dict)
+    blocks: dict[int, Block] = field(default_factory=dict)
     embeddings: dict[tuple[str, str], int] = field(default_factory=dict)
     starts: int = 0
     changes: int = 0
