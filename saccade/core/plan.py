@@ -267,7 +267,8 @@ class Change:
     load adapter: load it from `folder` as number `adapter`.
     drop adapter: unload `adapter`. No request or encoding uses it.
     weights: replace the model's weights by those in `folder`. The step computes nothing else.
-    adapt: recapture the vision encoder's CUDA graphs for recent traffic, while no request runs.
+    adapt: capture a deferred CUDA graph, or recapture the vision encoder's for recent traffic,
+    while no request runs.
     may sleep: only check, and report why the model cannot sleep.
     sleep: release `memory`. With `lightly`, weights are released on a GPU only.
     wake: allocate `memory` again, and load the weights.
