@@ -112,6 +112,49 @@ def test_a_search_reads_a_row_a_few_times(monkeypatch: pytest.MonkeyPatch) -> No
         assert 0 < len(passes) <= most * len(asked)
 
 
+LARGE = 20_000
+WAYS = [(1.0, 0, 1.0, 0.0), (1.0, 0, 0.95, 0.0), (0.7, 20, 0.8, 0.0), (1.0, 0, 1.0, 0.05)]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("shape", "passes"), [("40 stand out", 4.0), ("zipf", 10.0), ("flat", None)]
+)
+def test_likely_tokens_are_searched_apart_and_give_the_tokens_of_the_whole_row(
+    monkeypatch: pytest.MonkeyPatch, shape: str, passes: float | None
+) -> None:
+    """passes: the maximum that a row is read, on average."""
+    if torch.cuda.is_available():
+        pytest.skip("counted in the interpreter")
+    generator, rows = torch.Generator().manual_seed(3), 2 * len(WAYS)
+    logits = torch.randn(rows, LARGE, generator=generator)
+    if shape == "40 stand out":
+        logits[:, torch.randperm(LARGE, generator=generator)[:40]] *= 8.0
+    elif shape == "zipf":
+        ranks = torch.stack([torch.randperm(LARGE, generator=generator) for _ in range(rows)])
+        logits = -(1.0 + ranks).log()
+    read = [0]
+    block_of = sample_gpu.row_block
+
+    def counted(logits: Any, masks: Any, free: Any, at: Any, vocab: Any, *given: Any) -> Any:
+        read[0] += min(int(vocab) - int(at), int(given[0]))
+        return block_of(logits, masks, free, at, vocab, *given)
+
+    def drawn() -> list[int]:
+        points = torch.rand(rows, dtype=torch.float64, generator=generator.manual_seed(4))
+        slots = torch.arange(rows) % len(WAYS)
+        return launch_sample(logits, slots, torch.tensor(WAYS), points).tolist()
+
+    monkeypatch.setattr(sample_gpu, "row_block", counted)
+    ours, found = drawn(), read[0] / LARGE / rows
+    monkeypatch.setattr(sample_gpu, "among", lambda *_: False)
+    read[0] = 0
+    assert ours == drawn()
+    before = read[0] / LARGE / rows - 1  # without the pass for the candidates
+    print(f"{shape}: a row is read {before:.1f} times, now {found:.1f}")
+    assert found <= passes if passes else found <= before + 1
+
+
 @pytest.mark.more
 def test_equal_logits_share_the_draw_evenly_by_their_place(device: str) -> None:
     logits = torch.full((15, VOCAB), -50.0)
