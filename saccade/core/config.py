@@ -98,6 +98,7 @@ class EncoderConfig:
 
     attention: str = "sdpa"
     graph_sizes: tuple[int, ...] = ()  # patch counts of CUDA graphs, ascending; empty: no graphs
+    defer_graphs: bool = False  # as `StepGraphSizes.defer`
     role: Role = "all"
     quantization: TowerQuantization = "none"
     position_cache_bytes: int = POSITION_CACHE_BYTES  # 0: disabled
@@ -161,6 +162,8 @@ class StepGraphSizes:
     # `mixed_rows` combined with each number of prefill tokens in `mixed_tokens`.
     mixed_rows: tuple[int, ...] = ()
     mixed_tokens: tuple[int, ...] = ()
+    # Graphs that the first answer does not need are captured while no request runs.
+    defer: bool = False
 
     @property
     def count(self) -> int:

@@ -264,12 +264,14 @@ MEMORY: tuple[Memory, ...] = get_args(Memory)
 class Change:
     """A change to the model's weights or memory, made before anything else in the step.
 
-    load adapter: load it from `folder` as number `adapter`. drop adapter: unload `adapter`. No
-    request or encoding uses it. weights: replace the model's weights by those in `folder`. The step
-    computes nothing else. adapt: recapture the vision encoder's CUDA graphs for recent traffic,
-    while no request runs. may sleep: only report why the model cannot sleep, if so. sleep: release
-    `memory`. With `lightly`, weights are released on a GPU only. wake: allocate `memory` again, and
-    load the weights.
+    load adapter: load it from `folder` as number `adapter`.
+    drop adapter: unload `adapter`. No request or encoding uses it.
+    weights: replace the model's weights by those in `folder`. The step computes nothing else.
+    adapt: capture a deferred CUDA graph, or recapture the vision encoder's for recent traffic,
+    while no request runs.
+    may sleep: only report why the model cannot sleep, if so.
+    sleep: release `memory`. With `lightly`, weights are released on a GPU only.
+    wake: allocate `memory` again, and load the weights.
     """
 
     kind: Literal["load adapter", "drop adapter", "weights", "adapt", "may sleep", "sleep", "wake"]

@@ -143,6 +143,8 @@ class Engine:
         probe: StoreProbe | None = None,
         memory: MemoryWatch | None = None,
         parts: Sequence[EnginePart] = (),
+        *,
+        deferred: bool = False,
     ) -> None:
         """Prepare the loop.
 
@@ -151,6 +153,7 @@ class Engine:
         depth: maximum number of plans in flight.
         probe: looks up embeddings in a directory shared with other servers, if there is one.
         memory: None on a GPU.
+        deferred: CUDA graphs remain to be captured.
         """
         self._scheduler = scheduler
         self._workers = workers
@@ -167,7 +170,8 @@ class Engine:
         self._deltas: list[Delta] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
-        self._unadapted = False  # images were encoded since the graphs were last adapted to them
+        # Graphs were deferred, or images were encoded since the graphs were last adapted to them.
+        self._unadapted = deferred
 
     async def run(self) -> None:
         """Serve until a `Stop` has been carried out, or the front has disconnected.

@@ -148,6 +148,7 @@ async def serve(
         probe=open_probe(begun.store, arrived),
         memory=watch_memory(config, load, spec, scheduler, arena_fd, metrics),
         parts=parts,
+        deferred=config.graphs.defer or config.encoder.defer_graphs,
     )
     facts = LoadInfo(
         load.family_option,
@@ -203,9 +204,15 @@ def decide(
         config = resolve_tower(*dials, boot.caches, boot.settings)
     else:
         config = resolve(*dials, load.parallel.size, boot.caches, boot.settings)
-    tower = replace(config.encoder, role=boot.role, quantization=load.quantization_tower)
+    tower = replace(
+        config.encoder,
+        role=boot.role,
+        quantization=load.quantization_tower,
+        defer_graphs=bool(config.encoder.graph_sizes),
+    )
+    graphs = replace(config.graphs, defer=bool(config.graphs.mixed_tokens))
     kv = replace(config.kv, scales=loaded.kv_scales, attention=loaded.attention)
-    config = replace(config, encoder=tower, kv=kv)
+    config = replace(config, encoder=tower, graphs=graphs, kv=kv)
     pages = replace(kv.pages, identity=identify(config, load, spec, weights).digest())
     return replace(config, kv=replace(kv, pages=pages))
 

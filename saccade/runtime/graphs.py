@@ -29,6 +29,10 @@ class StepGraphs(Protocol):
         """
         ...
 
+    def capture_next(self) -> bool:
+        """Capture one of the graphs that were deferred. Returns True if more are needed."""
+        ...
+
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
         """Replay the graph that was captured for the padded shape `frame`. It reads the step from
         the staging buffer. Returns hidden states [tokens of `frame`, hidden], which the next replay

@@ -213,6 +213,7 @@ class Worker:
         images = self.images if plan.images or self.images.active else None
         step = images.begin_step(plan, self.pages) if images is not None else Step(plan, self.pages)
         if plan.adapt:
+            step.adapted(self.images.adapt() or self._capture_next())
             return step
         if plan.change is not None:
             step.changed(self._change(plan.change))
@@ -261,6 +262,12 @@ class Worker:
             freed = return_free(self.caches, self._kv_pages, plan.unused)
             self._metrics.inc("saccade_memory_released_bytes_total", freed, what="kv")
         return step
+
+    def _capture_next(self) -> bool:
+        """Capture a graph of the language model that was deferred. Returns True if there are
+        more.
+        """
+        return self._graphs is not None and self._graphs.capture_next()
 
     def _change(self, change: Change) -> Changed:
         """Apply a change to the model. The plugin that implements it is imported by the first

@@ -195,3 +195,27 @@ def test_a_bias_may_lie_in_any_way(ops: Ops) -> None:
 
 def test_float32_is_pytorchs(ops: Ops) -> None:
     assert isinstance(DenseMatrix(noise(512, 512)).ready(ops), DenseMatrix)
+
+
+def test_on_a_gpu_bias_and_gelu_are_applied_in_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are in tests/gpu/test_kernels.py: on a CPU, PyTorch's operation is the exact GELU."""
+    pytest.importorskip("triton")
+    from saccade.plugins.gpu.triton.ops import TritonOps
+
+    class Dispatched(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, op: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names += [op.name()] * (not op.is_view)
+            return op(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: self.is_meta))
+    x, weight, bias = (torch.empty(*shape, device="meta") for shape in ((5, 64), (96, 64), (96,)))
+    with Dispatched() as dispatched:
+        result = TritonOps().dense_linear(x, weight, bias, "gelu_tanh")
+        assert result.shape == (5, 96)
+        assert dispatched.names == ["aten::_addmm_activation"]
+        TritonOps().dense_linear(x, weight, bias, "gelu")
+    assert dispatched.names == ["aten::_addmm_activation", "aten::addmm", "aten::gelu"]

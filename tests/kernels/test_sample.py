@@ -15,7 +15,7 @@ from saccade.runtime.row_parts import Draws
 from saccade.runtime.sampling.sampler import Sampler, uniform
 
 pytest.importorskip("triton")
-from saccade.kernels.reference.sample import NEUTRAL
+from saccade.kernels.reference.sample import NEUTRAL, SamplingRows
 from saccade.plugins.gpu.triton import sample as sample_gpu
 from saccade.plugins.gpu.triton.ops import TritonOps
 from saccade.plugins.gpu.triton.sample import launch_sample
@@ -110,6 +110,70 @@ def test_a_search_reads_a_row_a_few_times(monkeypatch: pytest.MonkeyPatch) -> No
         ours, theirs = draw("cpu", noise(len(asked), seed=5), asked)
         assert ours == theirs
         assert 0 < len(passes) <= most * len(asked)
+
+
+LARGE = 20_000
+WAYS = [(1.0, 0, 1.0, 0.0), (1.0, 0, 0.95, 0.0), (0.7, 20, 0.8, 0.0), (1.0, 0, 1.0, 0.05)]
+
+
+def large(rows: int, shape: str) -> torch.Tensor:
+    """Logits of several blocks."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(rows, LARGE, generator=generator)
+    if shape == "40 stand out":
+        logits[:, torch.randperm(LARGE, generator=generator)[:40]] *= 8.0
+    elif shape == "zipf":
+        ranks = torch.stack([torch.randperm(LARGE, generator=generator) for _ in range(rows)])
+        logits = -(1.0 + ranks).log()
+    return logits
+
+
+def asked(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Slots, their table, and points."""
+    points = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    return torch.arange(rows) % len(WAYS), torch.tensor(WAYS), points
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("shape", ["40 stand out", "zipf"])
+def test_likely_tokens_of_many_blocks_give_the_samplers_token(device: str, shape: str) -> None:
+    rows = 2 * len(WAYS)
+    logits, (slots, table, points) = large(rows, shape), asked(rows)
+    given = (each.to(device) for each in (logits, slots, table, points))
+    columns = [WAYS[slot] for slot in slots.tolist()]
+    expected = Ops().sample(logits.clone(), SamplingRows(columns, table, slots, points))
+    assert launch_sample(*given).tolist() == expected.tolist()
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("shape", "passes"), [("40 stand out", 4.0), ("zipf", 10.0), ("flat", None)]
+)
+def test_likely_tokens_are_searched_apart_and_give_the_tokens_of_the_whole_row(
+    monkeypatch: pytest.MonkeyPatch, shape: str, passes: float | None
+) -> None:
+    """passes: the maximum that a row is read, on average."""
+    if torch.cuda.is_available():
+        pytest.skip("counted in the interpreter")
+    rows = 2 * len(WAYS)
+    logits, read = large(rows, shape), [0]
+    block_of = sample_gpu.row_block
+
+    def counted(logits: Any, masks: Any, free: Any, at: Any, vocab: Any, *given: Any) -> Any:
+        read[0] += min(int(vocab) - int(at), int(given[0]))
+        return block_of(logits, masks, free, at, vocab, *given)
+
+    def drawn() -> list[int]:
+        slots, table, points = asked(rows)
+        return launch_sample(logits, slots, table, points).tolist()
+
+    monkeypatch.setattr(sample_gpu, "row_block", counted)
+    ours, found = drawn(), read[0] / LARGE / rows
+    monkeypatch.setattr(sample_gpu, "among", lambda *_: False)
+    read[0] = 0
+    assert ours == drawn()
+    before = read[0] / LARGE / rows - 1  # without the pass for the candidates
+    assert found <= passes if passes else found <= before + 1
 
 
 @pytest.mark.more

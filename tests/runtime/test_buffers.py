@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Made
         config, _ = decide(model)
         arena = Arena.create(1 << 26)
         # One graph of each kind stands for all: they share their memory.
-        graphs = StepGraphSizes(*((each[-1],) for each in astuple(config.graphs) if each))
+        every = config.graphs
+        graphs = StepGraphSizes(every.rows[-1:], every.mixed_rows[-1:], every.mixed_tokens[-1:])
         tower = replace(config.encoder, graph_sizes=config.encoder.graph_sizes[-1:])
         hosts = replace(config.embeddings, host_bytes=1 << 20)
         there: Any = {"device": "meta", "embeddings": hosts, "graphs": graphs, "encoder": tower}

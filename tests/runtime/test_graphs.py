@@ -17,7 +17,15 @@ from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
 from saccade.nn.protocol import FamilyNet, Pack
-from saccade.plugins.gpu.cuda.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
+from saccade.plugins.gpu.cuda.graphs import (
+    ENOUGH,
+    MISSES,
+    GraphRunner,
+    Replay,
+    best_sizes,
+    eager,
+    padded,
+)
 from saccade.plugins.gpu.cuda.pack_graphs import CapturedPacks, segment_bounds, segments_that_fit
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
@@ -91,6 +99,24 @@ def test_the_largest_is_captured_first() -> None:
     doubling = Doubling(8)
     GraphRunner(doubling, [2, 8, 4], eager)
     assert list(doubling.computed) == [8, 4, 2]
+
+
+def test_deferred_graphs_are_captured_one_per_call_and_run_eagerly_until_then() -> None:
+    runner = GraphRunner(Doubling(8), [2, 4, 8], eager, defer=True)
+    assert runner.sizes == [8]
+    assert run(runner, [1.0] * 3) is None, "no graph pads 3 rows to 8"
+    assert run(runner, [1.0] * 5) is not None
+    assert runner.capture_next() and runner.sizes == [4, 8]
+    assert not runner.capture_next() and runner.sizes == [2, 4, 8]
+    assert not runner.capture_next()
+
+
+def test_a_deferred_graph_is_captured_for_a_server_that_is_never_idle() -> None:
+    runner = GraphRunner(Doubling(8), [2, 4, 8], eager, defer=True)
+    outputs = [run(runner, [1.0] * 3) for _ in range(MISSES + 2)]
+    assert outputs[:MISSES] == [None] * MISSES
+    assert all(output is not None and len(output) == 4 for output in outputs[MISSES:])
+    assert runner.sizes == [4, 8]
 
 
 def test_inputs_that_do_not_fit_run_elsewhere() -> None:

@@ -123,7 +123,8 @@ def test_the_towers_peak_is_what_is_claimed(model: Model) -> None:
         patches = whole(model, patches)
         claimed = tower_bytes(model.spec, patches, EncoderConfig(), "bfloat16")
         found = tower_peak(model, patches)
-        assert found <= claimed <= 1.3 * found
+        # A third more where GELU is part of the product: with an adapter, it is not.
+        assert found <= claimed <= 1.6 * found
 
 
 @pytest.mark.more

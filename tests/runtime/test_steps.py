@@ -7,6 +7,7 @@ A capture without CUDA is the function itself, on the same buffers as a graph wo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from saccade.core.config import StepGraphSizes
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Plan
+from saccade.core.plan import ADAPT, Plan
 from saccade.core.types import Request
 from saccade.kernels.reference.paged import ReferenceAttention
 from saccade.plugins.gpu.cuda import graphs
@@ -174,6 +175,38 @@ def test_steps_with_prompts_in_graphs_give_the_same_answers(
 
 
 @pytest.mark.first
+def test_deferred_graphs_are_captured_while_idle_or_when_often_missing(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start captures the graphs of decoding, and one with prompts for each number of rows."""
+    set_threads()
+    net, capture = load(checkpoint("qwen3_vl")), Counting()
+    monkeypatch.setattr(graphs, "eager", capture)
+    limits: dict[str, Any] = {"page_size": 4, "chunk_tokens": 20, "prefix_cache": False}
+    plain, idle, busy = (Harness(net, **limits) for _ in range(3))
+    config = Harness(net, **limits, graphs=replace(MIXED, defer=True)).config
+
+    def tokens(over: Harness) -> list[dict[str, list[int]]]:
+        return [
+            {name: [*each.tokens] for name, each in over.run(traffic(over, seed)).items()}
+            for seed in range(4)
+        ]
+
+    expected, at_start = tokens(plain), len(MIXED.rows) + len(MIXED.mixed_rows)
+    for over in (idle, busy):
+        capture.captured = 0
+        over.worker = Worker(net, config, over.arena)
+        assert capture.captured == at_start
+    while idle.worker.execute(Plan(0, change=ADAPT)).unfinished:
+        capture.captured += 1  # so that each plan counts twice
+    assert capture.captured == at_start + 2 * (MIXED.count - at_start) - 1
+    assert tokens(idle) == expected
+    capture.captured = 0
+    monkeypatch.setattr(graphs, "MISSES", 0)
+    assert tokens(busy) == expected
+    assert 0 < capture.captured <= MIXED.count - at_start
+
+
 @pytest.mark.parametrize(
     ("decoding", "rows", "tokens", "frame"),
     [

@@ -2,7 +2,7 @@
 with a new image each, text streams next to new images, repeated requests, sliding windows of
 images, many concurrent requests, and a probe of the maximum images per request. With --cold, only a
 chat on a server without caches. With --unpaced, only the streams, on servers that prefill full
-chunks of two sizes.
+chunks of two sizes. With --fp8, a chat, and one stream and many, on a server with FP8 weights.
 
 All clients use one server. A failed client does not affect the others.
 """
@@ -10,7 +10,6 @@ All clients use one server. A failed client does not affect the others.
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import subprocess
 import sys
@@ -73,6 +72,7 @@ class Sizes:
 
 
 UNPACED_TOKENS = (8192, 2048)
+FP8_STREAMS = (1, 64)
 CHATS = (("1440p", "2560x1440"), ("1080p", "1920x1080"), ("720p", "1280x720"))
 WORKLOADS = (
     ("identical", "--size", "2560x1440", "--counts", "1", "8", "16", "24", "--users", "1"),
@@ -95,6 +95,7 @@ class ServingStage:
         self._preset = "tiny-qwen3-vl" if args.quick else args.preset
         self._sizes = QUICK if args.quick else FULL
         self._cold: bool = args.cold
+        self._fp8: bool = args.fp8
         self._unpaced: int | None = None  # chunk size in tokens
         self._until = time.monotonic() + args.seconds
 
@@ -106,18 +107,35 @@ class ServingStage:
 
     def run(self) -> None:
         with tempfile.TemporaryDirectory(prefix="saccade-check-") as name:
-            folder = make_checkpoint(self._preset, Path(name) / "model")
+            folder = self._make_checkpoint(Path(name) / "model")
             began = time.monotonic()
-            side = Side(f"serving{'-cold' * self._cold}-server", self._command(folder))
+            side = Side(f"serving{self._kind}-server", self._command(folder))
             with running(side, self._folder, self._until - began) as server:
                 took = time.monotonic() - began
                 self._file.add(Figure(f"start of a server{self._where}", took, "s"))
                 for name, work in self._clients(server.url):
                     self._file.attempt(name, work)
 
+    def _make_checkpoint(self, folder: Path) -> Path:
+        if not self._fp8:
+            return make_checkpoint(self._preset, folder)
+        module = "saccade_bench.gpu_check.fp8_checkpoint"
+        words = [sys.executable, "-m", module, self._preset, str(folder), self._device]
+        subprocess.run(words, check=True, timeout=self._left, cwd=ROOT)
+        return folder
+
+    @property
+    def _left(self) -> float:
+        return max(1.0, self._until - time.monotonic())
+
+    @property
+    def _kind(self) -> str:
+        return "-cold" * self._cold + "-fp8" * self._fp8
+
     @property
     def _where(self) -> str:
-        return f", {self._preset}{', without caches' if self._cold else ''}{self._chunks}"
+        how = ", without caches" * self._cold + ", FP8" * self._fp8
+        return f", {self._preset}{how}{self._chunks}"
 
     @property
     def _chunks(self) -> str:
@@ -129,6 +147,12 @@ class ServingStage:
         sizes = self._sizes
         if self._unpaced is not None:
             yield "streams", partial(self._streams, url)
+            return
+        if self._fp8:
+            name, resolution = sizes.chats[-1]
+            yield f"chat at {name}", partial(self._chat, url, name, resolution)
+            for count in (1, 4) if self._quick else FP8_STREAMS:
+                yield f"{count} streams", partial(self._streams, url, count)
             return
         for name, resolution in sizes.chats[: 1 if self._cold else None]:
             yield f"chat at {name}", partial(self._chat, url, name, resolution)
@@ -155,10 +179,9 @@ class ServingStage:
         return Figure(metric, rate, "req/s", more=True, note=f"of {count}")
 
     def _workload(self, url: str, words: Sequence[str]) -> None:
-        left = max(1.0, self._until - time.monotonic())
         command = [sys.executable, "-m", "saccade_bench.workloads", *words, "--base-url", url]
         with self._new(f"{words[0]}.txt").open("w") as out:
-            subprocess.run(command, check=True, timeout=left, cwd=ROOT, stdout=out)
+            subprocess.run(command, check=True, timeout=self._left, cwd=ROOT, stdout=out)
 
     def _chat(self, url: str, name: str, resolution: str) -> None:
         sizes, output = self._sizes, self._new(f"chat-{name}.jsonl")
@@ -169,12 +192,17 @@ class ServingStage:
         self._client("bench", "serve", *data, *shape, *load, *answer, url=url, output=output)
         requests = [each for each in lines_of(output) if each["kind"] == "request"]
         for number, ms in enumerate(ttft_by_round(requests), 1):
-            metric = f"chat at {name}{', no caches' if self._cold else ''}, TTFT of round {number}"
+            how = ", no caches" * self._cold + ", FP8" * self._fp8
+            metric = f"chat at {name}{how}, TTFT of round {number}"
             note = "the quicker of two chats"
             self._file.add(Figure(metric, ms, "ms", note=note))
 
-    def _streams(self, url: str) -> None:
-        sizes, output = self._sizes, self._new("beside.jsonl")
+    def _streams(self, url: str, count: int | None = None) -> None:
+        """Stream text next to images. count: the number of streams on a server with FP8 weights."""
+        sizes, how = self._sizes, self._chunks
+        if count is not None:
+            sizes, how = replace(sizes, streams=count), f", FP8, {count} streams"
+        output = self._new(f"beside{'' if count is None else f'-{count}'}.jsonl")
         _, resolution = sizes.chats[0]
         data = ("--dataset-name", "text-beside-images", "--text-streams", str(sizes.streams))
         images = ("--image-resolution", resolution, "--image-every", str(sizes.every))
@@ -183,7 +211,7 @@ class ServingStage:
         self._client("bench", "serve", *data, *images, *load, *answer, url=url, output=output)
         summary = next(each for each in lines_of(output) if each["kind"] == "summary")
         for figure in beside_figures(summary["beside"], sizes):
-            self._file.add(replace(figure, metric=figure.metric + self._chunks))
+            self._file.add(replace(figure, metric=figure.metric + how))
 
     def _probe(self, url: str) -> None:
         sizes, output = self._sizes, self._new("probe.jsonl")
@@ -212,14 +240,12 @@ class ServingStage:
         return Figure("steps by graphs", share, "%", more=True, note=note)
 
     def _client(self, *command: str, url: str, output: Path) -> None:
-        left = max(1.0, self._until - time.monotonic())
         whole = saccade(*command, "--base-url", url, "--output-file", str(output), "--quiet")
-        subprocess.run(whole, check=True, timeout=left, cwd=ROOT)
+        subprocess.run(whole, check=True, timeout=self._left, cwd=ROOT)
 
     def _new(self, name: str) -> Path:
-        how = "cold-" if self._cold else ""
-        how += "" if self._unpaced is None else f"unpaced-{self._unpaced}-"
-        output = self._folder / f"serving-{how}{name}"
+        how = "" if self._unpaced is None else f"unpaced-{self._unpaced}-"
+        output = self._folder / f"serving{self._kind}-{how}{name}"
         output.unlink(missing_ok=True)
         return output
 
@@ -231,13 +257,16 @@ class ServingStage:
             more += SMALL_SERVER if self._quick else HOST_TIERS
         if self._unpaced is not None:
             more += ("--chunked-prefill-size", str(self._unpaced))
-        return server_command(folder, self._device, *more)
+        return server_command(folder, self._device, *more, dummy=not self._fp8)
 
 
-def server_command(folder: Path, device: str, *more: str) -> str:
-    """Return the command line of a server of random weights in 16 bits, for `started.running`."""
-    dummy = ("--served-model-name", "m", "--tune", "load_format=dummy", "--dtype", "bfloat16")
-    words = saccade("serve", str(folder), *dummy, "--device", device, *more)
+def server_command(folder: Path, device: str, *more: str, dummy: bool = True) -> str:
+    """Return the command line of a server in 16 bits, for `started.running`. dummy: with random
+    weights, not the checkpoint's.
+    """
+    weights = ("--tune", "load_format=dummy") * dummy
+    named = ("--served-model-name", "m", *weights, "--dtype", "bfloat16")
+    words = saccade("serve", str(folder), *named, "--device", device, *more)
     return f"{shlex.join(words)} --port {{port}}"
 
 
@@ -258,11 +287,14 @@ def beside_figures(beside: dict[str, Any] | None, sizes: Sizes) -> list[Figure]:
     if beside is None or not beside["images"]["n"]:
         raise RuntimeError("no token came while an image was in flight")
     alone, images = beside["alone"], beside["images"]
-    step = alone["median"] if alone["n"] else math.nan
     note = f"{sizes.streams} streams, {images['n']} gaps, longest {images['max']:.1f} ms"
+    beside_images = Figure("ITL P99 beside images", images["p99"], "ms", note=note)
+    step = alone["median"] if alone["n"] else 0.0
+    if not step:  # on a CPU, several tokens come at once
+        return [beside_images]
     return [
         Figure("ITL of streams alone, median", step, "ms", note="a decode step"),
-        Figure("ITL P99 beside images", images["p99"], "ms", note=note),
+        beside_images,
         Figure("ITL P99 beside images, in decode steps", images["p99"] / step, "steps"),
     ]
 

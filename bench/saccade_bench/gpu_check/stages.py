@@ -84,8 +84,9 @@ C = Command(
     (
         Stage("ranks", "ranks", "a model on two GPUs", SERVER, 30, 60),
         Stage("serving-unpaced", "serving", "streams beside whole chunks", SERVER, 30, 80, UNPACED),
+        Stage("serving-fp8", "serving", "a server with FP8 weights", SERVER, 35, 75, FP8),
         Stage("peer", "peer", "transformers on the same card", TESTS, 20, 50),
-        Stage("counters", "counters", "ncu on the slowest kernels", COMMON, 10, 130),
+        Stage("counters", "counters", "ncu on the slowest kernels", COMMON, 10, 50),
     ),
     350.0,
 )

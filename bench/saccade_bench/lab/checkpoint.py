@@ -28,6 +28,7 @@ from saccade_bench.lab import tiles
 from saccade_bench.lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
 from saccade_bench.lab.tiles import tile_config, tile_processor
 
+CPU = torch.device("cpu")
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -233,14 +234,14 @@ def _write_processor(folder: Path, preset: Preset) -> None:
 class _KeptWeights(DummyWeights):
     """Random weights for every tensor that a network loads, recorded by name."""
 
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        super().__init__(dtype, torch.device("cpu"), ops=Ops())
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device, ops=Ops())
         self.tensors: dict[str, torch.Tensor] = {}
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(device).manual_seed(seed)
 
     def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name not in self.tensors:
-            noise = torch.randn(shape, generator=self._generator)
+            noise = torch.randn(shape, generator=self._generator, device=self.device)
             if len(shape) == 1:
                 noise = noise * 0.1 + (0.0 if name.endswith("bias") else 1.0)
             else:
@@ -250,13 +251,20 @@ class _KeptWeights(DummyWeights):
         return self.tensors[name]
 
 
-def write_weights(folder: Path, seed: int, dtype: torch.dtype, options: Sequence[str] = ()) -> None:
-    """Write random weights for a folder's configuration, under transformers' names.
+def write_weights(
+    folder: Path,
+    seed: int,
+    dtype: torch.dtype,
+    options: Sequence[str] = (),
+    device: torch.device = CPU,
+) -> None:
+    """Write random weights for a folder's configuration, under transformers' names. They are
+    generated on `device`.
 
     `options` are passed to `load_spec`.
     """
     spec = load_spec(folder, options)
-    weights = _KeptWeights(seed, dtype)
+    weights = _KeptWeights(seed, dtype, device)
     family_model(spec).build(weights, UNSHARDED, UNSHARDED)
     tensors = {
         name if name.startswith(("lm_head.", "mtp.")) else f"model.{name}": tensor

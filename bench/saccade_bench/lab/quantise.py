@@ -17,15 +17,15 @@ from saccade.families.registry import family_model, load_spec
 from saccade.kernels.matrix import FP8
 from saccade.kernels.reference.fp8 import LARGEST, to_fp8
 from saccade.runtime.weights.tensors import weight_files
-from saccade_bench.lab.checkpoint import write_tensors
+from saccade_bench.lab.checkpoint import CPU, write_tensors
 
 BLOCK = 128
 """Rows and columns of a block, whose values share a scale."""
 
 
-def quantise_checkpoint(source: Path, folder: Path) -> Path:
+def quantise_checkpoint(source: Path, folder: Path, device: torch.device = CPU) -> Path:
     """Write the checkpoint in `source` to `folder`, which must be empty, with the language model's
-    matrices in FP8. Raises CheckpointError and ConfigError.
+    matrices in FP8. They are quantized on `device`. Raises CheckpointError and ConfigError.
     """
     model = family_model(load_spec(source))
     config = json.loads((source / "config.json").read_text())
@@ -38,7 +38,7 @@ def quantise_checkpoint(source: Path, folder: Path) -> Path:
     places: dict[str, str] = {}
     for path in files:
         tensors: dict[str, torch.Tensor] = {}
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt", device=str(device)) as file:
             for name in list(file.keys()):
                 tensors[name] = file.get_tensor(name)
                 if ".layers." in name and model.projection(model.canonical_name(name)):

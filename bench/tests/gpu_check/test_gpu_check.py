@@ -342,6 +342,8 @@ def test_gaps_beside_images_are_counted_in_steps() -> None:
     images = {"n": 4, "p99": 12.5, "max": 13.0}
     figures = beside_figures({"alone": alone, "images": images}, QUICK)
     assert [figure.value for figure in figures] == [5.0, 12.5, 2.5]
+    at_once = beside_figures({"alone": alone | {"median": 0.0}, "images": images}, QUICK)
+    assert [figure.value for figure in at_once] == [12.5]
     with pytest.raises(RuntimeError, match="no token came"):
         beside_figures({"alone": alone, "images": {"n": 0}}, QUICK)
 

@@ -62,6 +62,7 @@ class TowerWorker:
         assert not (plan.rows or plan.open), "there is no language model here"
         step = self.images.begin_step(plan)
         if plan.adapt:
+            step.adapted(self.images.adapt())
             return step
         self.images.encode(plan, step)
         for delivery in plan.deliver:

@@ -91,15 +91,14 @@ class ImageExecutor:
         return fingerprint_encoder(spec, device, self._vision.encode_now, tower).hex()
 
     def begin_step(self, plan: Plan, pages: PageMemory | None = None) -> Step:
-        """Start a step. If the plan is to adapt graphs, this is all that the step does. `pages` is
-        passed to `Step`.
-        """
+        """Start a step. `pages` is passed to `Step`."""
         self._encoding = bool(plan.encode) or (self._encoding and self._vision.busy)
         self.active = self._encoding or self._disk is not None
-        step = Step(plan, pages, self._vision if self._encoding else None, self._disk)
-        if plan.adapt:
-            step.adapted(self._vision.adapt())
-        return step
+        return Step(plan, pages, self._vision if self._encoding else None, self._disk)
+
+    def adapt(self) -> bool:
+        """Adapt the vision encoder's graphs to recent images, as `VisionEncoder.adapt` does."""
+        return self._vision.adapt()
 
     def encode(self, plan: Plan, step: Step) -> None:
         """Move embeddings between tiers, store those received from other servers, and run the part

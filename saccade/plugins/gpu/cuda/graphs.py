@@ -26,6 +26,10 @@ ENOUGH = 64
 """Minimum number of runs before the histogram of sizes is evaluated."""
 WORTH = 0.05
 """Fraction of the computed rows that other sizes must save before graphs are captured again."""
+MISSES = 4
+"""A deferred graph is captured at the latest when this many runs have lacked it, so that a server
+which is never idle has it, too.
+"""
 STEPS = 64
 """Maximum number of buckets in the histogram of sizes."""
 
@@ -91,7 +95,9 @@ class CudaCapture:
 
 
 class GraphRunner(Generic[Inputs]):
-    """Graphs of `graphed` at `sizes`. `adapt` may choose others, but not more or larger ones."""
+    """Graphs of `graphed` at `sizes`. `adapt` may choose others, but not more or larger ones. While
+    a size has no graph, its runs are eager.
+    """
 
     def __init__(
         self,
@@ -101,12 +107,15 @@ class GraphRunner(Generic[Inputs]):
         progress: str | None = None,
         unit: int = 1,
         prepare: Compile | None = None,
+        *,
+        defer: bool = False,
     ) -> None:
         """Capture the graphs, the largest first.
 
         `progress`: the title of a progress bar. There is none by default.
         `unit`: all sizes are multiples of it.
         `prepare`: called with the work of all sizes before the first capture.
+        `defer`: capture only the largest now, and the others in `capture_next`.
         """
         assert sizes and min(sizes) > 0 and not any(size % unit for size in sizes)
         self._unit = unit
@@ -116,14 +125,13 @@ class GraphRunner(Generic[Inputs]):
         self._graphs: dict[int, Replay] = {}
         self._wanted = sorted(set(sizes))
         self._seen: Counter[int] = Counter()
+        self._missed: Counter[int] = Counter()
         if prepare is not None:
             prepare(lambda: [self._work(size)() for size in self._wanted])
-        largest_first = reversed(self._wanted)
-        if progress is not None:
-            # `disable=None` hides the bar if stderr is not a terminal.
-            bar = tqdm(largest_first, progress, self._most, unit="graph", disable=None)
-            largest_first = iter(bar)
-        for size in largest_first:
+        largest_first = self._wanted[-1:] if defer else self._wanted[::-1]
+        # `disable=None` hides the bar if stderr is not a terminal.
+        hidden = True if progress is None else None
+        for size in tqdm(largest_first, progress, unit="graph", disable=hidden):
             self._add(size)
 
     @property
@@ -135,16 +143,31 @@ class GraphRunner(Generic[Inputs]):
     def largest(self) -> int:
         return self._wanted[-1]
 
+    @property
+    def missing(self) -> list[int]:
+        """The sizes that have no graph yet, ascending."""
+        return [size for size in self._wanted if size not in self._graphs]
+
     def bucket(self, size: int) -> int | None:
-        """Return the size of the smallest graph for at least `size` rows, or `None`."""
-        return min((captured for captured in self._graphs if captured >= size), default=None)
+        """Return the size of the smallest graph for at least `size` rows, or `None`. A graph that
+        is still missing is captured after `MISSES` calls.
+        """
+        fits = (each for each in {*self._graphs, *self._wanted} if each >= size)
+        best = min(fits, default=None)
+        if best is None or best in self._graphs:
+            return best
+        self._missed[best] += 1
+        if self._missed[best] <= MISSES:
+            return None
+        self._add(best)
+        return best
 
     def run(self, size: int, fill: Callable[[Inputs], bool]) -> torch.Tensor | None:
         """Replay the smallest graph for at least `size` rows. The next replay overwrites the
         output.
 
-        `fill` writes the inputs, including padding. Returns `None` if all graphs are too small, or
-        if `fill` returns False.
+        `fill` writes the inputs, including padding. Returns `None` if all graphs are too small, if
+        the one that fits is still missing, or if `fill` returns False.
         """
         if size <= self.largest:
             self._seen[self._step(size)] += 1
@@ -173,17 +196,18 @@ class GraphRunner(Generic[Inputs]):
             self._seen = Counter(
                 {size: count // 2 for size, count in self._seen.items() if count > 1}
             )
-        missing = [size for size in self._wanted if size not in self._graphs]
-        if not missing:
-            return False
-        for size in self.sizes:
-            if size not in self._wanted and len(self._graphs) >= self._most:
-                del self._graphs[size]
-                break
-        self._add(missing[-1])
-        return len(missing) > 1
+        return self.capture_next()
+
+    def capture_next(self) -> bool:
+        """Capture the largest size that has no graph. Returns True if there is more to do."""
+        if self.missing:
+            self._add(self.missing[-1])
+        return bool(self.missing)
 
     def _add(self, size: int) -> None:
+        unused = (each for each in self.sizes if each not in self._wanted)
+        if len(self._graphs) >= self._most and (old := next(unused, None)) is not None:
+            del self._graphs[old]
         self._graphs[size] = self._capture(self._work(size))
 
     def _work(self, size: int) -> Replay:

@@ -37,7 +37,9 @@ class CapturedPacks:
         ranks: int = 1,
         capture: Capture | None = None,
     ) -> None:
-        """Capture the graphs. ranks: those on this machine. capture: by default, the device's."""
+        """Capture the graphs, or only the largest if `config.defer_graphs`. ranks: those on this
+        machine. capture: by default, the device's.
+        """
         self._buffers = PackBuffers(net, max(config.graph_sizes), config, like)
         self._runner = GraphRunner(
             self._buffers,
@@ -45,6 +47,7 @@ class CapturedPacks:
             capture or begin_captures(like),
             unit=net.spec.patch_unit,
             prepare=net.ops.compiler(like.device, ranks),
+            defer=config.defer_graphs,
         )
 
     @property

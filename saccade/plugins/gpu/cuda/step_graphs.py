@@ -74,7 +74,9 @@ class FrameBuffers:
 
 
 class CapturedSteps:
-    """The CUDA graphs for steps, which the constructor captures."""
+    """The CUDA graphs for steps, which the constructor captures. If `sizes.defer`, it captures only
+    the largest of those with prompts, and `capture_next` the others.
+    """
 
     def __init__(
         self, memory: StepMemory, sizes: StepGraphSizes, capture: Capture, metrics: Metrics
@@ -88,6 +90,7 @@ class CapturedSteps:
                 sizes.mixed_tokens,
                 capture,
                 f"graphs of prompts beside {singles} rows",
+                defer=sizes.defer,
             )
             for singles in sorted(sizes.mixed_rows, reverse=True)
             if sizes.mixed_tokens
@@ -102,7 +105,7 @@ class CapturedSteps:
         """Return the smallest captured shape for `rows` rows and `tokens` tokens, where `decoding`
         of the rows decode.
 
-        Returns `None` if the step is too large for all of them.
+        Returns `None` if the step is too large for all of them, or its graph is still missing.
         """
         if decoding == rows:
             bucket = self._decode.bucket(rows) if self._decode else None
@@ -113,6 +116,10 @@ class CapturedSteps:
         least = max(tokens - decoding + 1, (rows - decoding) * ROW_TOKENS)
         bucket = self._mixed[singles].bucket(least)
         return None if bucket is None else Frame.mixed(singles, bucket)
+
+    def capture_next(self) -> bool:
+        missing = [runner for runner in self._mixed.values() if runner.missing]
+        return bool(missing) and (missing[0].capture_next() or len(missing) > 1)
 
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
         """Replay the graph for `frame` and return its states [tokens of `frame`, hidden].

@@ -56,6 +56,10 @@ def dense_linear(
     bias: torch.Tensor | None = None,
     activation: Activation = "none",
 ) -> torch.Tensor:
+    if activation == "gelu_tanh" and bias is not None and x.is_cuda and x.dim() == 2:
+        # cuBLASLt adds the bias and applies GELU in the matmul, so that its result is neither
+        # rounded nor stored before. On a CPU this would be the exact GELU.
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return activate(F.linear(x, weight, bias), activation)
 
 

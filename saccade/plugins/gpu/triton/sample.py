@@ -4,6 +4,9 @@ The nucleus and the sampled token are found by a search over the bit patterns of
 pass over the row sums the probability mass above a few pivots, always in the same order, so that a
 row's token depends only on its logits and its random number.
 
+The likely tokens (candidates) are first copied in order, because there are few of them unless
+logits are flat. If the sampled token must be one of them, the search reads only them.
+
 Imported only on a GPU, or in Triton's interpreter.
 """
 
@@ -30,6 +33,16 @@ PIVOTS = tl.constexpr(4)
 """Pivots tested per pass. More pivots would slow a pass by more than the saved passes gain."""
 NATS = tl.constexpr((12.0, 6.0, 3.0))
 """The distances of the first pivots of a search below the best logit, in units of its factor."""
+REACH = tl.constexpr(9.0)
+"""Candidates are at most this far below the best logit, in units of the row's factor. A row whose
+probabilities follow Zipf's law has e^9 = 8,103 of them.
+"""
+GROUPS = tl.constexpr(64)
+"""A row with top-k below this has so many candidates: at least one from each of GROUPS parts."""
+ROOM = tl.constexpr(8192)
+"""Maximum number of candidates. A row that has more is searched as a whole."""
+SURE = tl.constexpr(1.0 - 1e-9)
+"""Fraction of the candidates' mass within which rounding cannot lead to another token."""
 FACTOR = tl.constexpr(reference.FACTOR)
 LIMIT = tl.constexpr(reference.LIMIT)
 SHARE = tl.constexpr(reference.SHARE)
@@ -107,6 +120,54 @@ def masses(
 
 
 @triton.jit
+def gather(
+    logits,
+    masks,
+    free,
+    vocab,
+    cut,
+    best,
+    inverse,
+    floor,
+    near,
+    places,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """(number of candidates, their mass, the mass of all tokens), as in `masses`. Candidates have
+    an order above `cut`. Copies the logits and tokens of the first ROOM of them to `near` and
+    `places`, in the order of tokens.
+    """
+    everything = tl.zeros([block], tl.float64)
+    close, number = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
+    for at in tl.range(0, vocab, block):
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
+        weight = tl.exp((x - best) * inverse)
+        wide = tl.where(here & (weight >= floor), weight, 0.0).to(tl.float64)
+        found = here & (order_of(x) > cut)
+        everything += wide
+        count = tl.sum(found.to(tl.int32), 0)
+        if count > 0:
+            index = number + tl.cumsum(found.to(tl.int32), 0) - 1
+            fits = found & (index < ROOM)
+            tl.store(near + index, x, mask=fits)
+            tl.store(places + index, at + tl.arange(0, block), mask=fits)
+            number += count
+            close += tl.sum(tl.where(found, wide, 0.0), 0)
+    tl.debug_barrier()  # other threads of the program read what these have written
+    return number, close, tl.sum(everything, 0)
+
+
+@triton.jit
+def among(number, close, everything, vocab, limit, share, point):
+    """True if the sampled token is among the candidates, whose mass is `close`."""
+    limited = (limit > 0) & (limit < vocab)
+    part = tl.where(share < 1.0, share.to(tl.float64), point)
+    held = tl.where(limited, number > limit, part * everything < close * SURE)
+    return held & (number <= ROOM)
+
+
+@triton.jit
 def pivots_of(low, high, best, factor, first):
     """Pivots evenly between two orders. In the first pass, just below the best token, and one below
     all tokens.
@@ -144,6 +205,7 @@ def search(
     best,
     factor,
     floor,
+    everything,
     counting,
     inclusive,
     block: tl.constexpr,
@@ -151,7 +213,8 @@ def search(
 ):
     """(order, mass above, bound): the lowest order, from `least` up, whose mass above is less than
     the bound (inclusive: at most the bound). The bound is the fraction `part` of the mass from
-    `least` up, or a number of tokens if `counting`.
+    `least` up, or a number of tokens if `counting`. That of all tokens is `everything`, also where
+    `logits` are candidates.
 
     Each pass over the row tests several orders, and moves the range's ends to orders of tokens.
     """
@@ -177,7 +240,7 @@ def search(
             has_mask,
         )
         if first & (counting == 0):
-            bound = part * above[0]
+            bound = part * tl.where(least == LOWEST + 1, everything, above[0])
         bottom, top = low + rise, high - fall
         low, high, over = between(low, high, over, pivots, above, bound, inclusive)
         low = tl.maximum(low, tl.minimum(bottom, high)).to(tl.int32)
@@ -198,6 +261,7 @@ def cut_down(
     best,
     factor,
     floor,
+    everything,
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
@@ -226,6 +290,7 @@ def cut_down(
                 best,
                 factor,
                 floor,
+                everything,
                 cut == 0,
                 cut == 2,
                 block,
@@ -236,7 +301,9 @@ def cut_down(
 
 @triton.jit
 def best_of(logits, masks, free, vocab, block: tl.constexpr, has_mask: tl.constexpr):
-    """(the best logit, its token). Of equal logits, the first token wins."""
+    """(the best logit, its token, a lower logit). Of equal logits, the first token wins. The lower
+    logit is the least of the best ones of GROUPS parts of the row.
+    """
     best, place = tl.full([block], float("-inf"), tl.float32), tl.zeros([block], tl.int32)
     for at in tl.range(0, vocab, block):
         x, _ = row_block(logits, masks, free, at, vocab, block, has_mask)
@@ -244,7 +311,9 @@ def best_of(logits, masks, free, vocab, block: tl.constexpr, has_mask: tl.conste
         best = tl.where(better, x, best)
         place = tl.where(better, at + tl.arange(0, block), place)
     top = tl.max(best, 0)
-    return top, tl.min(tl.where(best == top, place, FAR), 0)
+    winner = tl.min(tl.where(best == top, place, FAR), 0)
+    parts: tl.constexpr = min(GROUPS, block)
+    return top, winner, tl.min(tl.max(tl.reshape(best, [parts, block // parts]), 1), 0)
 
 
 @triton.jit
@@ -307,6 +376,8 @@ def _sample(
     slots,
     table,
     uniforms,
+    near,
+    places,
     tokens,
     vocab,
     row_stride,
@@ -315,7 +386,9 @@ def _sample(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """Program (row). table: one row of parameters per slot. lines: each row's mask, or -1."""
+    """Program (row). table: one row of parameters per slot. lines: each row's mask, or -1. near and
+    places: memory for ROOM candidates per row.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     free = 0
@@ -329,10 +402,26 @@ def _sample(
     limit = tl.load(table + LIMIT).to(tl.int32)
     part = tl.load(table + SHARE)
     floor = tl.load(table + FLOOR)
-    best, winner = best_of(logits, masks, free, vocab, block, has_mask)
+    best, winner, lower = best_of(logits, masks, free, vocab, block, has_mask)
     if factor <= 0.0:
         tl.store(tokens + row, winner.to(tl.int64))
         return
+    near += row * ROOM
+    places += row * ROOM
+    point = tl.load(uniforms + row)
+    inverse = 1.0 / factor
+    cut = order_of(best - REACH * factor)
+    if (limit > 0) & (limit < vocab):
+        cut = tl.minimum(cut, order_of(lower) - 1)
+    count, close, everything = gather(
+        logits, masks, free, vocab, cut, best, inverse, floor, near, places, block, has_mask
+    )
+    held = among(count, close, everything, vocab, limit, part, point)
+    # From here on, the candidates are in place of the row. None of them is masked.
+    logits = tl.where(held, near, logits)
+    vocab = tl.where(held, count, vocab)
+    free = tl.where(held, -1, free)
+    other = tl.where(held, FAR, winner)
     order, over, bound = cut_down(
         logits,
         masks,
@@ -340,19 +429,21 @@ def _sample(
         vocab,
         limit,
         part,
-        tl.load(uniforms + row),
+        point,
         best,
         factor,
         floor,
+        everything,
         block,
         has_mask,
     )
-    inverse = 1.0 / factor
-    number, token = place_of(logits, masks, free, vocab, order, winner, block, has_mask)
+    number, token = place_of(logits, masks, free, vocab, order, other, block, has_mask)
     if number > 1:
         token = pick_equal(
-            logits, masks, free, vocab, order, over, bound, best, inverse, winner, block, has_mask
+            logits, masks, free, vocab, order, over, bound, best, inverse, other, block, has_mask
         )
+    token = tl.load(places + token, mask=held & (token < vocab), other=token)
+    token = tl.where(token < FAR, token, winner)
     tl.store(tokens + row, token.to(tl.int64))
 
 
@@ -388,6 +479,8 @@ def launch_sample(
     if masks is not None:
         assert lines is not None and masks.shape[1] == -(-vocab // 32), "each row has a line"
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    near = torch.empty((rows, ROOM.value), dtype=torch.float32, device=logits.device)
+    places = torch.empty((rows, ROOM.value), dtype=torch.int32, device=logits.device)
     if rows:
         # Not by the number of rows: the order of sums, and so a sample, must not depend on others.
         crowded = len(table) > device.multiprocessors(logits.device)
@@ -399,6 +492,8 @@ def launch_sample(
             slots,
             table,
             uniforms,
+            near,
+            places,
             tokens,
             vocab,
             logits.stride(0),
