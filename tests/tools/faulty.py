@@ -203,7 +203,7 @@ class AnswerCache:
 
 
 @contextmanager
-def faulty(server: str, fault: Fault, head: str = "") -> Iterator[str]:
+def faulty(server: str, fault: Fault, head: str = "", port: int = 0) -> Iterator[str]:
     """A server in front of that at `server` that answers what it has answered before to requests
     of the same name. `head`: a system message that each prompt begins with.
     """
@@ -260,7 +260,7 @@ def faulty(server: str, fault: Fault, head: str = "") -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Double) as double:
+    with ThreadingHTTPServer(("127.0.0.1", port), Double) as double:
         threading.Thread(target=double.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{double.server_port}"

@@ -9,7 +9,6 @@ the model cannot read its images, or if the server rejects its fields.
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
 from . import pictures
-from .client import QUESTION, Asker, JudgedAnswer, Refused, data_url, url_of
+from .client import QUESTION, Asker, JudgedAnswer, Refused, data_url, says, url_of
 from .pictures import NumberImage, plain
 
 Verdict = Literal["kept apart", "MIXED UP", "not judged"]
@@ -74,14 +73,6 @@ class TwinCase:
     name: str
     differs: str
     run: Callable[[Trial], Awaitable[Finding]]
-
-
-def says(text: str, expected: str) -> bool:
-    """Return True if the text contains a number as a separate word, with or without separators of
-    thousands.
-    """
-    bare = re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", text)
-    return any(re.search(rf"(?<!\w){expected}(?!\w)", form) for form in (text, bare))
 
 
 async def never_seen(

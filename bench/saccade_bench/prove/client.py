@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -144,6 +145,15 @@ class Asker:
             raise Refused(refusal(reply.status_code, reply.text))
         reply.raise_for_status()
         return _read(reply.json())
+
+
+def says(text: str, expected: str) -> bool:
+    """Return True if the text contains `expected` as a separate word. Ignores case and thousands
+    separators.
+    """
+    bare = re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", text)
+    word = rf"(?<!\w){re.escape(expected)}(?!\w)"
+    return any(re.search(word, form, re.IGNORECASE) for form in (text, bare))
 
 
 def refusal(status: int, body: str) -> str:

@@ -96,7 +96,7 @@ repeats the wrong answer, and the row then has the requests that do so. A case i
 was not repeated. It is not judged if the engine lacks the feature, or if the model does not read
 the images there, so it says nothing about the engine.
 
-| engine | version | date | passed | wrong | suspected | not judged | cold: own / another's / undecided |
+| engine | version | date | passed | wrong | suspected | not judged | own / another / undecided |
 |---|---|---|---|---|---|---|---|
 """
 

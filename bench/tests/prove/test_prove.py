@@ -7,6 +7,10 @@ images.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,6 +242,21 @@ def test_no_number_is_another_with_one_digit_read_wrongly() -> None:
     found = pictures.numbers(SEED, 500)
     pairs = ((one, other) for one in found for other in found if one < other)
     assert all(sum(a != b for a, b in zip(*pair, strict=True)) > 1 for pair in pairs)
+
+
+def test_the_folder_is_a_package_that_imports_nothing_of_saccade(tmp_path: Path) -> None:
+    """As which its pyproject.toml packages it."""
+    folder = Path(pictures.__file__).parent
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    (name,) = project["tool"]["setuptools"]["packages"]
+    shutil.copytree(folder, tmp_path / name)
+    code = (
+        f"import sys, {name}.__main__\n"
+        "print(sorted({each.partition('.')[0] for each in sys.modules if each[:7] == 'saccade'}))"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    imported = subprocess.check_output(command, env={"PYTHONPATH": str(tmp_path)}, text=True)
+    assert imported.strip() == str([name])
 
 
 def test_an_unknown_case_is_refused_with_those_that_there_are() -> None:
