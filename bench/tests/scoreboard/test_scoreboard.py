@@ -19,7 +19,7 @@ from saccade_bench.scoreboard.rows import ScoredCase, ScoredRow, page, read_row
 ROOT = Path(__file__).parents[3]
 PLANTED = """
 import signal, sys
-from tests.tools.faulty import Fault, by_bytes, by_size, faulty
+from tests.tools.faulty import Fault, by_bytes, without_palette, faulty
 with faulty(sys.argv[1], Fault(eval(sys.argv[2])), port=int(sys.argv[3])):
     signal.pause()
 """
@@ -44,19 +44,19 @@ def planted(server: Server, folder: Path, serves: str) -> ScoredEngine:
 def test_a_planted_fault_is_wrong_by_both_kinds_of_evidence_and_repeated(
     server: Server, tmp_path: Path
 ) -> None:
-    row = run(planted(server, tmp_path, "by_size"), tmp_path, 4, ("plain", "shape"))
-    plain, shape = row.cases["plain"], row.cases["shape"]
-    assert plain.wrong and plain.cold is not None and plain.cold[1]
-    assert len(plain.requests) == 2
-    assert shape.passed and not shape.requests
+    row = run(planted(server, tmp_path, "without_palette"), tmp_path, 4, ("palette", "plain"))
+    palette, plain = row.cases["palette"], row.cases["plain"]
+    assert palette.wrong and palette.cold is not None and palette.cold[1]
+    assert len(palette.requests) == 2
+    assert plain.passed and not plain.requests
     line = next(each for each in page([row]).splitlines() if each.startswith("| planted"))
     assert line.split(" | ")[3:7] == ["1", "1", "0", "1"]
     assert read_row(row.write(tmp_path / "rows")) == row
 
 
 def test_an_engine_without_a_fault_passes(server: Server, tmp_path: Path) -> None:
-    row = run(planted(server, tmp_path, "by_bytes"), tmp_path, 4, ("plain", "shape"))
-    assert all(row.cases[name].passed for name in ("plain", "shape"))
+    row = run(planted(server, tmp_path, "by_bytes"), tmp_path, 4, ("palette", "plain"))
+    assert all(row.cases[name].passed for name in ("palette", "plain"))
 
 
 def test_a_mix_up_that_is_not_repeated_is_suspected_only() -> None:
