@@ -67,7 +67,10 @@ def run(engine: ScoredEngine, home: Path, images: int, names: tuple[str, ...]) -
             bool(requests) and repeats(side(engine.serve), home, requests),
             requests,
         )
-    command = f"python -m saccade_bench.scoreboard run {engine.name} --home ENVIRONMENTS"
+    command = (
+        f"python -m saccade_bench.scoreboard run {engine.name} --home ENVIRONMENTS "
+        + " ".join((f"--images {images}", *(f"--cases {' '.join(names)}" for _ in names[:1])))
+    )
     date = datetime.now(UTC).date().isoformat()
     return ScoredRow(engine.name, engine.version(home), date, command, seed, cases)
 

@@ -94,10 +94,11 @@ of prompt tokens agree. `cold`: each answer's log-probabilities are those that t
 gives without caches, which needs no model that can read. A case is wrong only if a fresh server
 repeats the wrong answer, and the row then has the requests that do so. A case is suspected if it
 was not repeated. It is not judged if the engine lacks the feature, or if the model does not read
-the images there, so it says nothing about the engine.
+the images there, so it says nothing about the engine. `cold` has the numbers of answers that are
+the engine's own cold answer, the cold answer about another image, and neither.
 
-| engine | version | date | passed | wrong | suspected | not judged | own / another / undecided |
-|---|---|---|---|---|---|---|---|
+| engine, version, date | passed | wrong | suspected | not judged | read: apart / mixed up | cold |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -114,9 +115,10 @@ def _line(row: ScoredRow) -> str:
         sum(each.suspected and not each.wrong for each in cases),
         sum(not (each.passed or each.suspected) for each in cases),
     )
+    read = " / ".join(str(sum(each.read == verdict for each in cases)) for verdict in (KEPT, MIXED))
     compared = [each.cold for each in cases if each.cold is not None]
     cold = " / ".join(str(sum(each[at] for each in compared)) for at in range(3))
-    cells = (row.engine, row.version, row.date, *counts, cold if compared else "not compared")
+    cells = (f"{row.engine}, {row.version}, {row.date}", *counts, read, cold)
     return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
