@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from .options import ProveError, ProveOptions
-from .run import TIMEOUT, ProvedServer, prove
+from saccade_bench.prove.options import ProveError, ProveOptions
+from saccade_bench.prove.run import TIMEOUT, ProvedServer, prove
 
 POLICIES = ("mixed-up", "not-judged", "never")
 

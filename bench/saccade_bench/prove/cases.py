@@ -18,9 +18,17 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from . import pictures
-from .client import QUESTION, Asker, JudgedAnswer, Refused, data_url, says, url_of
-from .pictures import NumberImage, plain
+from saccade_bench.prove import pictures
+from saccade_bench.prove.client import (
+    QUESTION,
+    Asker,
+    JudgedAnswer,
+    Refused,
+    data_url,
+    says,
+    url_of,
+)
+from saccade_bench.prove.pictures import NumberImage, plain
 
 Verdict = Literal["kept apart", "MIXED UP", "not judged"]
 Ask = Callable[[NumberImage], Awaitable[JudgedAnswer]]

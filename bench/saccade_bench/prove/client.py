@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from .pictures import NumberImage
+from saccade_bench.prove.pictures import NumberImage
 
 QUESTION = "What number is this?"
 MAX_TOKENS = 32
@@ -42,8 +42,8 @@ class JudgedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """A request's body and its answer."""
+class SentRequest:
+    """The body of a request, and its answer."""
 
     body: dict[str, Any]
     answer: JudgedAnswer
@@ -62,7 +62,7 @@ class Asker:
     ) -> None:
         """`extra` is merged into every request body."""
         self.model = model
-        self.exchanges: list[Exchange] = []  # cleared before each case
+        self.exchanges: list[SentRequest] = []  # cleared before each case
         self._extra = extra
         self._client = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout)
         self._patience = timeout
@@ -110,7 +110,7 @@ class Asker:
         """Do what `ask` does, with all messages."""
         body = self.body(messages, **extra)
         answer = await self.send(body)
-        self.exchanges.append(Exchange(body, answer))
+        self.exchanges.append(SentRequest(body, answer))
         return answer
 
     def body(self, messages: Sequence[dict[str, Any]], **extra: Any) -> dict[str, Any]:

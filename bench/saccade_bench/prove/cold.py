@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .client import Asker, Exchange, JudgedAnswer, Refused
+from saccade_bench.prove.client import Asker, JudgedAnswer, Refused, SentRequest
 
 CLOSER = 4.0
 """How many times as close one cold answer must be as another. Reusing cached entries changes the
@@ -54,7 +54,7 @@ def distance(one: JudgedAnswer, other: JudgedAnswer) -> float:
     return largest
 
 
-async def compare(exchanges: Sequence[Exchange], cold: Asker) -> ColdFinding:
+async def compare(exchanges: Sequence[SentRequest], cold: Asker) -> ColdFinding:
     """Send each body again to a server with nothing cached, and compare the answers.
 
     Bodies that refer to images by URL or `uuid` are left out: what they show is not in the body.

@@ -15,11 +15,11 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from .cases import CASES, Finding, Trial, TwinCase, judge
-from .client import Asker, refusal
-from .cold import ColdFinding, compare
-from .options import MAX_IMAGES, ProveError, ProveOptions
-from .pictures import numbers
+from saccade_bench.prove.cases import CASES, Finding, Trial, TwinCase, judge
+from saccade_bench.prove.client import Asker, refusal
+from saccade_bench.prove.cold import ColdFinding, compare
+from saccade_bench.prove.options import MAX_IMAGES, ProveError, ProveOptions
+from saccade_bench.prove.pictures import numbers
 
 TIMEOUT = 120.0
 EACH = 32
