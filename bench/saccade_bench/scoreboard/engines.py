@@ -53,7 +53,7 @@ class ScoredEngine:
             return __version__
         name = self.package.partition("==")[0]
         code = f"from importlib.metadata import version; print(version({name!r}))"
-        command = [self.python(home), "-c", code]
+        command: list[str | Path] = [self.python(home), "-c", code]
         found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
         return f"{name} {found}"
 

@@ -40,8 +40,8 @@ class ScoredCase:
 
     @property
     def passed(self) -> bool:
-        apart = self.read == KEPT or bool(self.cold and self.cold[0] and not self.cold[2])
-        return apart and not self.suspected
+        """Cold answers alone do not suffice: a case that the model cannot read ends early."""
+        return self.read == KEPT and not self.suspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +89,18 @@ python -m saccade_bench.scoreboard run llama.cpp --home ENVIRONMENTS
 The command installs the engine, converts the model, starts the engine with and without its
 caches, and writes a row as JSON.
 
-Two kinds of evidence are kept apart. `read`: the model reads the number in each image, and counts
-of prompt tokens agree. `cold`: each answer's log-probabilities are those that the same engine
-gives without caches, which needs no model that can read. A case is wrong only if a fresh server
-repeats the wrong answer, and the row then has the requests that do so. A case is suspected if it
-was not repeated. It is not judged if the engine lacks the feature, or if the model does not read
-the images there, so it says nothing about the engine. `cold` has the numbers of answers that are
-the engine's own cold answer, the cold answer about another image, and neither.
+Two kinds of evidence are kept apart. In a case that passed, the model read the right number in
+each image, and counts of prompt tokens agreed. `cold` counts answers whose log-probabilities are
+those that the same engine gives without caches: to the same request, to one about another image,
+or to neither. It needs no model that can read.
 
-| engine, version, date | passed | wrong | suspected | not judged | read: apart / mixed up | cold |
-|---|---|---|---|---|---|---|
+A case is wrong only if a fresh server repeats the wrong answer. The row then has the requests
+that do so. A case is suspected if it was not repeated. It is not judged if the engine lacks the
+feature, or if the model does not read the images as the engine decodes them. That says nothing
+about its caches.
+
+| engine, version, date | passed | wrong | suspected | not judged | cold: own / other / neither |
+|---|---|---|---|---|---|
 """
 
 
@@ -115,10 +117,9 @@ def _line(row: ScoredRow) -> str:
         sum(each.suspected and not each.wrong for each in cases),
         sum(not (each.passed or each.suspected) for each in cases),
     )
-    read = " / ".join(str(sum(each.read == verdict for each in cases)) for verdict in (KEPT, MIXED))
     compared = [each.cold for each in cases if each.cold is not None]
     cold = " / ".join(str(sum(each[at] for each in compared)) for at in range(3))
-    cells = (f"{row.engine}, {row.version}, {row.date}", *counts, read, cold)
+    cells = (f"{row.engine}, {row.version}, {row.date}", *counts, cold)
     return "| " + " | ".join(map(str, cells)) + " |\n"
 
 

@@ -50,7 +50,7 @@ def test_a_planted_fault_is_wrong_by_both_kinds_of_evidence_and_repeated(
     assert len(palette.requests) == 2
     assert plain.passed and not plain.requests
     line = next(each for each in page([row]).splitlines() if each.startswith("| planted"))
-    assert line.split(" | ")[1:6] == ["1", "1", "0", "1", "1 / 1"]
+    assert line.split(" | ")[1:5] == ["1", "1", "0", "1"]
     assert read_row(row.write(tmp_path / "rows")) == row
 
 
@@ -67,10 +67,10 @@ def test_a_mix_up_that_is_not_repeated_is_suspected_only() -> None:
     assert replace(case, repeated=True).wrong
 
 
-def test_undecided_cold_answers_are_no_evidence() -> None:
-    unread = ScoredCase("not judged", "the model does not read it", (3, 0, 1))
+def test_what_the_model_does_not_read_is_not_passed() -> None:
+    unread = ScoredCase("not judged", "the model does not read it", (4, 0, 0))
     assert not unread.passed and not unread.suspected
-    assert replace(unread, cold=(4, 0, 0)).passed
+    assert replace(unread, cold=(3, 1, 0)).suspected
 
 
 def test_what_an_engine_lacks_are_cases() -> None:
