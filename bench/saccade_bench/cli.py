@@ -164,9 +164,22 @@ def run_prove(
     """Send twin images that differ in one detail. Each must get its own answer. The status is 1 if
     the server mixed any up.
     """
+    from saccade.core.errors import ConfigError
+    from saccade_bench.load.client import headers
+    from saccade_bench.load.workload import parse_extra
+    from saccade_bench.prove.options import ProveError
+    from saccade_bench.prove.run import TIMEOUT, ProvedServer
     from saccade_bench.prove.run import prove as run
 
-    return bool(run(target, options).mixed_up)
+    extra = parse_extra(target.extra_request_body)
+    timeout = target.timeout or TIMEOUT
+    try:
+        proof = run(
+            ProvedServer(target.url, target.model, headers(target), timeout, extra), options
+        )
+    except ProveError as error:
+        raise ConfigError(str(error)) from None
+    return bool(proof.mixed_up or proof.unlike_cold)
 
 
 @evaluation.default

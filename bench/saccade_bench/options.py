@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.core.tuning import above, at_least, at_most
+from saccade_bench.prove.options import ProveOptions as ProveOptions
 
 ImageContent = Literal["random", "photo", "document", "blank", "moving"]
 Format = Literal["jpeg", "png", "webp"]
@@ -376,27 +377,3 @@ class PublishedOptions:
     """Maximum seconds until a server answers /v1/models."""
     json: bool = False
     """Print JSON instead of the table."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProveOptions:
-    """The images of the questions."""
-
-    cases: tuple[str, ...] = ()
-    """Cases to try. Default: all of them."""
-    images: int = 600
-    """Images in the case "many". Among 600, two share a 16-bit key with 94 % probability and a
-    24-bit key with 1 %.
-    """
-    host: str = "127.0.0.1"
-    """This machine's address, where the server fetches an image in the case "url"."""
-    seed: int | None = None
-    """Seed for the numbers in the images. By default, each run uses a new one, so that no server
-    has the images cached.
-    """
-    output_file: Path | None = None
-    """Write the findings here, as JSON."""
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "images")
-        at_most(5_000, self, "images")

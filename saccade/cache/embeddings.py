@@ -127,9 +127,9 @@ class EmbeddingCache:
     ) -> None:
         """Create the cache, with the embeddings that are already on disk.
 
-        on_disk: (key, number of tokens) of saved embeddings, the least recently used first. pins:
-        an empty table, whose share is in bytes. None disables pins. file_bytes: returns the bytes
-        on disk of an embedding with the given bytes in memory.
+        on_disk: (key, number of tokens) of saved embeddings, the least recently used first.
+        pins: an empty table, whose share is in bytes. None disables pins.
+        file_bytes: returns the bytes on disk of an embedding with the given bytes in memory.
         """
         self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token

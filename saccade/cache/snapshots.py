@@ -1,7 +1,7 @@
 """Snapshots of recurrent states: which slots of the workers' state memory are in use, and which
 snapshot is evicted next. This module manages only slot indices. The workers have the states.
 
-allocate_slot -> (a plan copies a sequence's state to the slot) -> attach -> touch ... -> detach
+    allocate_slot -> (a plan copies a sequence's state to the slot) -> attach -> touch ... -> detach
 
 Between `allocate_slot` and `attach`, a slot belongs to the caller, who may `release` it. After
 `attach`, a later `allocate_slot` may evict the snapshot instead of `detach`.

@@ -41,8 +41,9 @@ Headers = list[tuple[bytes, bytes]]
 class WorkerDisconnected(Exception):
     """The worker has closed the connection, or cannot be reached.
 
-    sent: the worker may have received the request. begun: part of a response had arrived. stale:
-    the connection had been idle. The worker may have closed it only for that reason.
+    sent: the worker may have received the request.
+    begun: part of a response had arrived.
+    stale: the connection had been idle. The worker may have closed it only for that reason.
     """
 
     def __init__(

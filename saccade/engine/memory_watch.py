@@ -4,7 +4,7 @@ Unused memory is released first. Then caches are evicted, starting with the ones
 to recompute: pixels, embeddings, KV pages. Data that requests use or clients have pinned stays.
 Memory is checked once per second, with two watermarks:
 
-enough left ──less than `low`──▶ short ──more than `enough`──▶ enough left
+    enough left ──less than `low`──▶ short ──more than `enough`──▶ enough left
 """
 
 from __future__ import annotations

@@ -494,8 +494,9 @@ def resolve_encoder(
 ) -> EncoderConfig:
     """Derive the vision encoder's settings. Models without one get no graphs for it.
 
-    cuda: the device is a GPU with compute capability `arch`. half: the dtype has 16 bits. beside:
-    the device also computes steps of a language model.
+    cuda: the device is a GPU with compute capability `arch`.
+    half: the dtype has 16 bits.
+    beside: the device also computes steps of a language model.
 
     Raises ConfigError if a setting is not possible.
     """

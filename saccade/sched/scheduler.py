@@ -4,7 +4,7 @@ It decides about sequences, slots and pages. It works with lengths, keys and tok
 tensors, bytes or text. `image_scheduler.py` schedules images, and `turns.py` orders waiting
 sequences.
 
-add -> plan -> plan -> apply -> plan -> apply ... (up to two plans in flight)
+    add -> plan -> plan -> apply -> plan -> apply ...      (up to two plans in flight)
 
 A plan refers to tokens by position. So the next plan can be made before the values of the tokens
 that the plan in flight samples are known. If such a token ends the output, the next plan's row for

@@ -7,12 +7,14 @@ Owns the faults. Knows nothing of the cases that find them.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -44,12 +46,16 @@ class Fault:
     ignored: tuple[Field, ...] = ()
     sorted_images: bool = False
     any_kind: bool = False
-    by_url: Literal["always", "guessed", ""] = ""
+    by_url: Literal["always", "guessed", "without query", ""] = ""
     by_uuid: Literal["always", "alone", ""] = ""
     slots: int = 1 << 30
     shared: bool = False
     long_text: int = 1 << 30
     whole: bool = False
+    adjacent: bool = False
+    tools: bool = False
+    first_frame: bool = False
+    leaks: bool = False
 
 
 def by_bytes(encoded: bytes) -> bytes:
@@ -66,6 +72,14 @@ def few_bits(bits: int) -> Name:
 
 def by_size(encoded: bytes) -> bytes:
     return by_bytes(str(Image.open(io.BytesIO(encoded)).size).encode())
+
+
+def by_crc(encoded: bytes) -> bytes:
+    return zlib.crc32(encoded).to_bytes(4, "big")
+
+
+def by_short_hash(encoded: bytes) -> bytes:
+    return hashlib.sha256(encoded).digest()[:4]
 
 
 def by_first_tiles(encoded: bytes) -> bytes:
@@ -136,12 +150,19 @@ class AnswerCache:
 
     def name(self, body: Mapping[str, Any]) -> str:
         heeded = ("model", "cache_salt", "mm_processor_kwargs")
-        parts = [part for message in body["messages"] for part in message["content"]]
+        heeded_roles = [each for each in body["messages"] if not self._is_ignored(each)]
+        contents = [each["content"] for each in heeded_roles if isinstance(each["content"], list)]
+        parts = [part for content in contents for part in content]
         asked = [body.get(each) for each in heeded if each not in self.fault.ignored]
         return json.dumps([self._content(parts), asked])
 
+    def _is_ignored(self, message: Mapping[str, Any]) -> bool:
+        return self.fault.tools and message["role"] == "tool"
+
     def _content(self, parts: list[dict[str, Any]]) -> list[str]:
         shown = [part for part in parts if part["type"] != "text"]
+        if self.fault.adjacent:
+            shown = shown[:1]  # all images of a prompt have one size here
         names = [each for part in shown for each in self._names(part)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
         if sum(map(len, texts)) > self.fault.long_text:
@@ -158,6 +179,8 @@ class AnswerCache:
             named = self._name(file["file_data"])
             return [named, *([] if self.fault.whole else [str((file["page"], file.get("region")))])]
         urls: list[str] = part["video"] if video else [part["image_url"]["url"]]
+        if video and self.fault.first_frame:
+            urls = urls[:1]
         kind = "video " if video and not self.fault.any_kind else ""
         names = [kind + self._name(url) for url in urls]
         if not (video or self.fault.whole) and "region" in part["image_url"]:
@@ -169,6 +192,8 @@ class AnswerCache:
     def _name(self, url: str) -> str:
         if url.startswith("data:"):
             return self.fault.name(base64.b64decode(url.partition(",")[2])).hex()
+        if self.fault.by_url == "without query":
+            return url.partition("?")[0]
         if self.fault.by_url == "always" or url in self.kept:
             return url
         found = httpx.get(url, follow_redirects=True)
@@ -178,18 +203,24 @@ class AnswerCache:
 
 
 @contextmanager
-def faulty(server: str, fault: Fault, head: str = "") -> Iterator[str]:
+def faulty(server: str, fault: Fault, head: str = "", port: int = 0) -> Iterator[str]:
     """A server in front of that at `server` that answers what it has answered before to requests
     of the same name. `head`: a system message that each prompt begins with.
     """
     known = AnswerCache(fault)
     asked: list[Any] = []
+    leaked: list[Any] = []
+    slot = threading.Lock()
 
     class Double(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer(httpx.get(server + self.path).json())
 
         def do_POST(self) -> None:
+            with slot if fault.leaks else nullcontext():
+                self._forward()
+
+        def _forward(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if fault.shared:
                 asked[:] = [body]
@@ -198,6 +229,13 @@ def faulty(server: str, fault: Fault, head: str = "") -> Iterator[str]:
             name = known.name(body)
             if head:
                 body["messages"].insert(0, {"role": "system", "content": head})
+            if body.pop("stream", False):  # `prove` streams only what it aborts
+                reply = httpx.post(server + self.path, json=body, timeout=60)
+                leaked[:] = [reply.json()]
+                self._answer(reply.json())
+                return
+            if fault.leaks and leaked and known.get(name) is None:
+                known.put(name, leaked.pop())
             if (hit := known.get(name)) is None:
                 reply = httpx.post(server + self.path, json=body, timeout=60)
                 if reply.is_error:
@@ -213,15 +251,16 @@ def faulty(server: str, fault: Fault, head: str = "") -> Iterator[str]:
 
         def _answer(self, found: Any, status: int = 200) -> None:
             body = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(BrokenPipeError, ConnectionResetError):  # an aborted request
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Double) as double:
+    with ThreadingHTTPServer(("127.0.0.1", port), Double) as double:
         threading.Thread(target=double.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{double.server_port}"

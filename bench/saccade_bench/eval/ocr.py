@@ -9,7 +9,6 @@ same on every machine.
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +17,7 @@ from saccade_bench.drawn.tasks import HARDEST, SCENES, Draw
 from saccade_bench.eval.contract import Item
 from saccade_bench.eval.sampling import user_message
 from saccade_bench.image_files import save
+from saccade_bench.prove import client as prove_client
 
 Kind = Literal["number", "word"]
 QUESTIONS: dict[Kind, str] = {"number": "What number is this?", "word": "What word is this?"}
@@ -44,16 +44,8 @@ def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> 
 
 
 def says(text: str, expected: str) -> float:
-    """Return 1 if the text contains `expected` as a separate word, or else 0. Ignores case and
-    thousands separators.
-    """
-    bare = re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", text)
-    return float(
-        any(
-            re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", form, re.IGNORECASE)
-            for form in (text, bare)
-        )
-    )
+    """Return 1 if the text contains `expected` as a separate word, or else 0."""
+    return float(prove_client.says(text, expected))
 
 
 def items(count: int, seed: int) -> list[Item]:

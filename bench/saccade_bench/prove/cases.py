@@ -18,17 +18,25 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from saccade_bench.eval.ocr import says
-from saccade_bench.image_files import data_url
 from saccade_bench.prove import pictures
-from saccade_bench.prove.client import QUESTION, Asker, JudgedAnswer, Refused, url_of
+from saccade_bench.prove.client import (
+    QUESTION,
+    Asker,
+    JudgedAnswer,
+    Refused,
+    data_url,
+    says,
+    url_of,
+)
 from saccade_bench.prove.pictures import NumberImage, plain
 
 Verdict = Literal["kept apart", "MIXED UP", "not judged"]
+Ask = Callable[[NumberImage], Awaitable[JudgedAnswer]]
 SECOND = "What is the number in picture 2?"
 ABREAST = 8
 TRIES = 5
 FEW_PIXELS = 64 * 64
+ABORTS = (0.02, 0.1, 0.4)  # seconds: before, during and after the prefill of an image
 PART_PIXELS = pictures.WIDTH * pictures.HEIGHT
 LONG_AGO = 365 * 86_400
 LONG_QUESTION = "Look at the picture with care, for others are like it. " * 60 + QUESTION
@@ -206,12 +214,79 @@ async def shaped(trial: Trial) -> Finding:
 async def swapped(trial: Trial) -> Finding:
     """Compare the same two images in both orders."""
     one, other = plain(trial.number()), plain(trial.number())
-    for order in ([one, other], [other, one], [one, other]):
-        answer = await trial.requester.ask(order, SECOND)
-        if says(answer.text, order[0].number):
-            return _mixed(f"picture 2 shows {order[1].number}, and it says {answer.text!r}")
-        if not says(answer.text, order[1].number):
-            return _unread(order[1], answer)
+    return await _second(trial, [one, other], [other, one], [one, other])
+
+
+async def adjacent(trial: Trial) -> Finding:
+    """Compare two images of one size, after the same first image of that size."""
+    first, one, other = (plain(trial.number()) for _ in range(3))
+    return await _second(trial, [first, one], [first, other], [first, one])
+
+
+async def _second(trial: Trial, *prompts: list[NumberImage]) -> Finding:
+    """Ask about the second image of each prompt, which must not be taken for any other."""
+    known = {image.number for shown in prompts for image in shown}
+    for shown in prompts:
+        asked = shown[1]
+        answer = await trial.requester.ask(shown, SECOND)
+        for number in known - {asked.number}:
+            if says(answer.text, number):
+                return _mixed(f"picture 2 shows {asked.number}, and it says {answer.text!r}")
+        if not says(answer.text, asked.number):
+            return _unread(asked, answer)
+    return APART
+
+
+async def brief(trial: Trial) -> Finding:
+    """Compare files whose short checksums and hashes are equal."""
+    for name in pictures.SHORT_KEYS:
+        one, other = pictures.colliding(name, trial.number(), trial.number())
+        found = await alternate(trial.requester.ask_one, one, other)
+        if found.verdict == "MIXED UP":
+            return _mixed(f"files with the same 32 bits of {name}: {found.why}")
+        if found != APART:
+            return found
+    return APART
+
+
+async def tooled(trial: Trial) -> Finding:
+    """Compare two images that a tool returned."""
+    called = {"name": "look", "arguments": "{}"}
+    call = {"id": "call_1", "type": "function", "function": called}
+
+    async def ask(image: NumberImage) -> JudgedAnswer:
+        part = {"type": "image_url", "image_url": {"url": url_of(image)}}
+        return await trial.requester.chat(
+            [
+                {"role": "user", "content": QUESTION},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call_1", "content": [part]},
+                {"role": "user", "content": QUESTION},
+            ]
+        )
+
+    return await unlike(ask, [plain(trial.number()) for _ in range(4)])
+
+
+async def aborted(trial: Trial) -> Finding:
+    """Abort requests about one image at several times, and ask about another."""
+    for seconds in ABORTS:
+        one, other = plain(trial.number()), plain(trial.number())
+        await trial.requester.abort(one, seconds)
+        found = await alternate(trial.requester.ask_one, other, one)
+        if found != APART:
+            return found
+    return APART
+
+
+async def alternate(ask: Ask, one: NumberImage, other: NumberImage) -> Finding:
+    """Ask about two images in turns. No answer may have the other's number."""
+    for shown, wrong in ((one, other), (other, one), (one, other)):
+        answer = await ask(shown)
+        if says(answer.text, wrong.number):
+            return _mixed(f"asked about {shown.number}, it says {answer.text!r}")
+        if not says(answer.text, shown.number):
+            return _unread(shown, answer)
     return APART
 
 
@@ -340,6 +415,19 @@ async def changed(trial: Trial) -> Finding:
     return APART
 
 
+async def queried(trial: Trial) -> Finding:
+    """Compare the images of two URLs that differ in their queries."""
+    one, other = plain(trial.number()), plain(trial.number())
+    with _shelf(trial.host) as (url, put):
+        put(one)
+        put(other)
+
+        async def ask(image: NumberImage) -> JudgedAnswer:
+            return await trial.requester.ask([f"{url}?at={(one, other).index(image)}"])
+
+        return await alternate(ask, one, other)
+
+
 async def _put_anew(trial: Trial, path: str = "image.png", *, tagged: bool = False) -> Finding:
     one, other = plain(trial.number()), plain(trial.number())
     with _shelf(trial.host, tagged=tagged) as (url, put):
@@ -356,7 +444,9 @@ async def _put_anew(trial: Trial, path: str = "image.png", *, tagged: bool = Fal
 
 
 async def claimed(trial: Trial) -> Finding:
-    """Send two images with the same `uuid`, and then only the `uuid` as another tenant."""
+    """Send two images with the same `uuid`. Then another tenant sends only the `uuid`, and a third
+    image with it, and the first tenant only the `uuid`.
+    """
     one, other = plain(trial.number()), plain(trial.number())
     name = f"prove-{one.number}-{other.number}"
 
@@ -365,21 +455,28 @@ async def claimed(trial: Trial) -> Finding:
         part = {"type": "image_url", "image_url": address, "uuid": name}
         return await trial.requester.say([part, {"type": "text", "text": QUESTION}], **extra)
 
-    first = await named(one, cache_salt="prove one")
+    async def owned(image: NumberImage | None) -> JudgedAnswer:
+        return await named(image, cache_salt="prove one")
+
+    first = await owned(one)
     if not says(first.text, one.number):
         return _unread(one, first)
-    second = await named(other, cache_salt="prove one")
+    second = await owned(other)
     if says(second.text, one.number):
         return _mixed(f"{other.number} came with the name, and it says {second.text!r}")
     if not says(second.text, other.number):
         return _unread(other, second)
-    try:
-        theirs = await named(None, cache_salt="prove two")
-    except Refused:
-        return APART
-    for shown in (one, other):
-        if says(theirs.text, shown.number):
-            return _mixed(f"another tenant's name alone shows it {shown.number}: {theirs.text!r}")
+    claim = plain(trial.number())
+    for image in (None, claim):
+        with suppress(Refused):
+            theirs = await named(image, cache_salt="prove two")
+            for shown in (one, other):
+                if says(theirs.text, shown.number):
+                    return _mixed(f"another tenant is shown {shown.number}: {theirs.text!r}")
+    with suppress(Refused):
+        mine = await owned(None)
+        if says(mine.text, claim.number):
+            return _mixed(f"another tenant's {claim.number} is shown for the name: {mine.text!r}")
     return APART
 
 
@@ -387,38 +484,49 @@ async def behind(trial: Trial) -> Finding:
     """Compare two images before the same long text.
 
     Hybrid models cache states long after an image. If one is reused for another image, answers are
-    about the wrong image. This is also judged if the model cannot read the images.
+    about the wrong image.
     """
-    one, other = plain(trial.number()), plain(trial.number())
-    head, control = plain(trial.number()), plain(trial.number())
-    fresh = [await trial.requester.ask([each], LONG_QUESTION) for each in (head, control)][-1]
-    before = await trial.requester.ask([one], LONG_QUESTION)
-    again = await trial.requester.ask([one], LONG_QUESTION)
-    after = await trial.requester.ask([other], LONG_QUESTION)
-    if says(after.text, one.number):
-        return _mixed(f"asked about {other.number}, it says {after.text!r}")
-    if after.scores is not None and after.scores in (before.scores, again.scores):
-        return _mixed(f"its figures for {other.number} are those for {one.number}")
-    if (witness := _cached(after, fresh, again)) is not None:
-        return witness
-    if after.scores is None and not says(after.text, other.number):
-        return _unread(other, after)
-    return APART
+
+    async def ask(image: NumberImage) -> JudgedAnswer:
+        return await trial.requester.ask([image], LONG_QUESTION)
+
+    return await unlike(ask, [plain(trial.number()) for _ in range(4)])
 
 
 async def tiled(trial: Trial) -> Finding:
-    """Compare two screenshots that differ in one corner, and share all other tiles.
+    """Compare two screenshots that differ in one corner, and share all other tiles."""
+
+    async def ask(image: NumberImage) -> JudgedAnswer:
+        return await trial.requester.ask([image])
+
+    return await unlike(ask, [pictures.screen(trial.number()) for _ in range(4)])
+
+
+async def framed(trial: Trial) -> Finding:
+    """Compare two videos that share their first frames, and differ in the last two."""
+    first = plain(trial.number())
+
+    async def ask(image: NumberImage) -> JudgedAnswer:
+        frames = [url_of(frame) for frame in (first, first, image, image)]
+        part = {"type": "video", "video": frames, "fps": 1}
+        return await trial.requester.say([part, {"type": "text", "text": QUESTION}])
+
+    return await unlike(ask, [plain(trial.number()) for _ in range(4)])
+
+
+async def unlike(ask: Ask, shown: Sequence[NumberImage]) -> Finding:
+    """Compare the first two images, by numbers, log-probabilities and cached tokens. The other two
+    are a head and a control as in `never_seen`.
 
     This is also judged if the model cannot read the images.
     """
-    ask = trial.requester.ask
-    one, other, head, control = (pictures.screen(trial.number()) for _ in range(4))
-    fresh = [await ask([each]) for each in (head, control)][-1]
-    before, after = await ask([one]), await ask([other])
-    again = await ask([one])
-    for shown, answer, first in ((other, after, one), (one, again, other)):
-        if says(answer.text, first.number):
-            return _mixed(f"asked about {shown.number}, it says {answer.text!r}")
+    one, other, *unrelated = shown
+    fresh = [await ask(each) for each in unrelated][-1]
+    before, again = await ask(one), await ask(one)
+    after, last = await ask(other), await ask(one)
+    for asked, answer, wrong in ((other, after, one), (one, last, other)):
+        if says(answer.text, wrong.number):
+            return _mixed(f"asked about {asked.number}, it says {answer.text!r}")
     if after.scores is not None and after.scores in (before.scores, again.scores):
         return _mixed(f"its figures for {other.number} are those for {one.number}")
     if (witness := _cached(after, fresh, again)) is not None:
@@ -503,7 +611,8 @@ def _shelf(host: str, tagged: bool = False) -> Iterator[tuple[str, Callable[[Num
             else:
                 kept = {"etag": tag, "last-modified": since}
                 headers = kept if tagged else {"cache-control": "no-store"}
-                self._answer(200, lies[-1].encoded, {"content-type": lies[-1].kind, **headers})
+                shown = lies[int(self.path.partition("?at=")[2] or -1)]
+                self._answer(200, shown.encoded, {"content-type": shown.kind, **headers})
 
         def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
             self.send_response(status)
@@ -534,17 +643,23 @@ CASES: Sequence[TwinCase] = (
     TwinCase("pixel", "one pixel", _invisible(pictures.one_pixel)),
     TwinCase("last byte", "the file's last byte", _invisible(pictures.last_byte)),
     TwinCase("order", "the order of two images", swapped),
+    TwinCase("adjacent", "the second of two images of one size", adjacent),
+    TwinCase("short", "all but a checksum or hash of 32 bits", brief),
+    TwinCase("tool", "the image that a tool returned", tooled),
+    TwinCase("aborted", "an image, after an aborted request about another", aborted),
     TwinCase("limits", "max_pixels", limited),
     TwinCase("region", "the part that is shown of one image", parted),
     TwinCase("page", "the part that is shown of a PDF's pages", paged),
     TwinCase("tenant", "cache_salt", salted),
     TwinCase("adapter", "the model asked, of one server's several", adapted),
     TwinCase("url", "what lies at one URL", replaced),
+    TwinCase("query", "the query of the images' URLs", queried),
     TwinCase("changed", "what lies at a URL that says nothing of freshness", changed),
     TwinCase("uuid", "a client's own name, sent with another image or by another", claimed),
     TwinCase("behind", "the image before the same long text (states of hybrids)", behind),
     TwinCase("tiles", "one corner of a screen", tiled),
     TwinCase("video", "an image, and a video of that one frame", filmed),
+    TwinCase("frames", "the last frames of a video", framed),
     TwinCase("many", "which of many images, at once and after eviction", many),
 )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from saccade.tools.server import refusal
-from saccade_bench.image_files import data_url
 from saccade_bench.prove.pictures import NumberImage
 
 QUESTION = "What number is this?"
@@ -29,14 +31,22 @@ class Refused(Exception):
 class JudgedAnswer:
     """An answer. Values that the server does not report are None.
 
-    `prompt` and `cached` are numbers of prompt tokens. `scores` has the log-probabilities of each
-    generated token and of the top alternatives.
+    `prompt` and `cached` are numbers of prompt tokens. `scores` has, for each generated token, its
+    log-probability and those of the top alternatives.
     """
 
     text: str
     prompt: int | None
     cached: int | None
-    scores: tuple[tuple[str, float], ...] | None
+    scores: tuple[tuple[tuple[str, float], ...], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """The body of a request, and its answer."""
+
+    body: dict[str, Any]
+    answer: JudgedAnswer
 
 
 class Asker:
@@ -52,6 +62,7 @@ class Asker:
     ) -> None:
         """`extra` is merged into every request body."""
         self.model = model
+        self.exchanges: list[SentRequest] = []  # cleared before each case
         self._extra = extra
         self._client = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout)
         self._patience = timeout
@@ -79,16 +90,41 @@ class Asker:
         parts = [{"type": "image_url", "image_url": {"url": url_of(image)}} for image in images]
         return await self.say([*parts, {"type": "text", "text": question}], **extra)
 
+    async def ask_one(self, image: NumberImage | str) -> JudgedAnswer:
+        return await self.ask([image])
+
+    async def abort(self, image: NumberImage, seconds: float) -> None:
+        """Ask about an image, and close the connection after some seconds."""
+        part = {"type": "image_url", "image_url": {"url": url_of(image)}}
+        asked = [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]
+        body = {**self.body(asked), "stream": True}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._client.post("/v1/chat/completions", json=body)
+
     async def say(self, parts: Sequence[dict[str, Any]], **extra: Any) -> JudgedAnswer:
         """Do what `ask` does, with the message's content parts."""
-        body: dict[str, Any] = {
+        return await self.chat([{"role": "user", "content": list(parts)}], **extra)
+
+    async def chat(self, messages: Sequence[dict[str, Any]], **extra: Any) -> JudgedAnswer:
+        """Do what `ask` does, with all messages."""
+        body = self.body(messages, **extra)
+        answer = await self.send(body)
+        self.exchanges.append(SentRequest(body, answer))
+        return answer
+
+    def body(self, messages: Sequence[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        return {
             "model": self.model,
-            "messages": [{"role": "user", "content": list(parts)}],
+            "messages": list(messages),
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
             **self._extra,
             **extra,
         }
+
+    async def send(self, body: dict[str, Any]) -> JudgedAnswer:
+        """Return the answer to a body of `body`, with log-probabilities if the server has them."""
         if self._scores:
             try:
                 return await self._post({**body, "logprobs": True, "top_logprobs": TOP})
@@ -111,6 +147,28 @@ class Asker:
         return _read(reply.json())
 
 
+def says(text: str, expected: str) -> bool:
+    """Return True if the text contains `expected` as a separate word. Ignores case and thousands
+    separators.
+    """
+    bare = re.sub(r"(?<=\d)[, ](?=\d{3}\b)", "", text)
+    word = rf"(?<!\w){re.escape(expected)}(?!\w)"
+    return any(re.search(word, form, re.IGNORECASE) for form in (text, bare))
+
+
+def refusal(status: int, body: str) -> str:
+    """Return the message of an error in OpenAI's format, or the start of another body."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return body.strip()[:500] or f"HTTP {status} without a body"
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
 def url_of(image: NumberImage | str) -> str:
     if isinstance(image, str):
         return image
@@ -124,9 +182,8 @@ def _read(answer: dict[str, Any]) -> JudgedAnswer:
     scores = None
     if listed:
         scores = tuple(
-            (each["token"], each["logprob"])
+            tuple((each["token"], each["logprob"]) for each in (token, *token["top_logprobs"]))
             for token in listed
-            for each in (token, *token.get("top_logprobs", ()))
         )
     return JudgedAnswer(
         choice["message"].get("content") or "",

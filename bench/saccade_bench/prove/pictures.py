@@ -7,18 +7,16 @@ palette, of sampled pixels, or of the size.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from PIL import Image, PngImagePlugin
-
-from saccade_bench.drawn.draw import DEFAULT_FONT, DrawnText, Scene, render
-from saccade_bench.fixtures.pdf import assembled, stream
-from saccade_bench.image_files import save
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 WIDTH, HEIGHT = 256, 128
 """Size of most images. Both are multiples of vision encoders' input sizes, so that servers do not
@@ -33,6 +31,13 @@ STRIDE = 16
 BMP_HEADER = 54
 SHARED_BYTES = 16_384
 """Number of equal bytes at the start and at the end of `middles` pairs."""
+
+SHORT_KEYS: Mapping[str, Callable[[bytes], bytes | int]] = {
+    "CRC-32": zlib.crc32,
+    "MD5": lambda data: hashlib.md5(data, usedforsecurity=False).digest()[:4],
+    "SHA-256": lambda data: hashlib.sha256(data).digest()[:4],
+}
+"""Keys of 32 bits. For other hashes, send enough images in the case "many"."""
 
 Mask = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -59,13 +64,20 @@ def numbers(seed: int, count: int, digits: int = 5) -> list[str]:
 def mask(number: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Mask:
     """Return the mask of a number's text, bool [H, W]."""
     width, height = size
-    text = DrawnText(number, DEFAULT_FONT, FONT, (0, 0, 0), 0, 0)
-    wide = sum(1 for _ in number) * 0.58 * FONT
-    placed = DrawnText(number, text.font, FONT, text.rgb, (width - wide) / 2, height / 2 + 22)
-    white = (255, 255, 255)
-    drawn = render(Scene(width, height, white, white, text=placed))
-    found: Mask = np.asarray(drawn.convert("L")) < 128
+    drawn = Image.new("L", size, 255)
+    place = (width - len(number) * 0.58 * FONT) / 2, height / 2 + 22
+    font = ImageFont.load_default(FONT)
+    ImageDraw.Draw(drawn).text(place, number, fill=0, font=font, anchor="ls")
+    found: Mask = np.asarray(drawn) < 128
     return found
+
+
+def save(image: Image.Image | Pixels, format: str = "PNG", **options: Any) -> bytes:
+    """Encode an image or its pixels (uint8 [H, W, 3]) as a file."""
+    file = io.BytesIO()
+    made = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    made.save(file, format, **options)
+    return file.getvalue()
 
 
 def pixels(ink: Mask) -> Pixels:
@@ -81,24 +93,10 @@ def beside(left: str, right: str) -> NumberImage:
 
 def pages(numbers: Sequence[tuple[str, str]]) -> bytes:
     """Return a PDF with two numbers on each page, and a page size of one point per pixel."""
-    objects = {1: b"<< /Type /Catalog /Pages 2 0 R >>"}
-    kids = [3 + 3 * index for index in range(len(numbers))]
-    listed = " ".join(f"{kid} 0 R" for kid in kids)
-    objects[2] = f"<< /Type /Pages /Kids [{listed}] /Count {len(kids)} >>".encode()
-    for kid, (left, right) in zip(kids, numbers, strict=True):
-        drawn = pixels(np.hstack([mask(left), mask(right)]))
-        height, width, _ = drawn.shape
-        objects[kid] = (
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {width} {height}] "
-            f"/Contents {kid + 1} 0 R /Resources << /XObject << /I {kid + 2} 0 R >> >> >>"
-        ).encode()
-        objects[kid + 1] = stream(f"{width} 0 0 {height} 0 0 cm /I Do".encode())
-        form = (
-            f"/Type /XObject /Subtype /Image /Width {width} /Height {height} "
-            "/ColorSpace /DeviceRGB /BitsPerComponent 8 /Filter /FlateDecode"
-        )
-        objects[kid + 2] = stream(zlib.compress(drawn.tobytes()), form)
-    return assembled(objects)
+    first, *rest = (
+        Image.fromarray(pixels(np.hstack([mask(left), mask(right)]))) for left, right in numbers
+    )
+    return save(first, "PDF", save_all=True, append_images=rest, resolution=72.0, quality=95)
 
 
 def bmp(array: Pixels) -> bytes:
@@ -186,6 +184,24 @@ def sampled(one: str, other: str) -> tuple[NumberImage, NumberImage]:
         return NumberImage(bmp(rows[::-1].copy()), number, "image/bmp")
 
     return made(one), made(other)
+
+
+def colliding(key: str, one: str, other: str) -> tuple[NumberImage, NumberImage]:
+    """Return two files with the same short key, found among files with other bytes after the end,
+    which decoders ignore.
+
+    Among 2 x 2^17 files, two of different images share 32 bits with 98 % probability. The search
+    goes on until it finds them.
+    """
+    hashed, first, second = SHORT_KEYS[key], plain(one).encoded, plain(other).encoded
+    known: dict[bytes | int, bytes] = {}
+    rng = random.Random(f"prove/{key}/{one}/{other}")
+    while True:
+        # Counted tails would never do for a CRC, which is linear.
+        tail = rng.randbytes(8)
+        known[hashed(first + tail)] = tail
+        if (found := known.get(hashed(second + tail))) is not None:
+            return NumberImage(first + found, one), NumberImage(second + tail, other)
 
 
 def shapes(number: str) -> tuple[NumberImage, NumberImage]:

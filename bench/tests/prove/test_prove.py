@@ -7,29 +7,37 @@ images.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from saccade.core.errors import ConfigError
 from saccade.core.model_folder import DEMO
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.options import ProveOptions, TargetOptions
 from saccade_bench.prove import pictures
 from saccade_bench.prove.cases import CASES
-from saccade_bench.prove.run import Proof, prove
+from saccade_bench.prove.client import JudgedAnswer
+from saccade_bench.prove.cold import distance
+from saccade_bench.prove.options import ProveError, ProveOptions
+from saccade_bench.prove.run import Proof, ProvedServer, prove
 from tests.tools.faulty import (
     Fault,
     as_stored,
     by_beginning,
     by_blocks,
     by_bytes,
+    by_crc,
     by_first_tiles,
     by_samples,
+    by_short_hash,
     by_size,
     faulty,
     few_bits,
@@ -66,9 +74,15 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
-def try_on(url: str, *cases: str, images: int = 20, output: Path | None = None) -> Proof:
-    options = ProveOptions(cases, images=images, seed=SEED, output_file=output)
-    return prove(TargetOptions(base_url=url), options)
+def try_on(
+    url: str,
+    *cases: str,
+    images: int = 20,
+    output: Path | None = None,
+    cold: str | None = None,
+) -> Proof:
+    options = ProveOptions(cases, images, seed=SEED, cold_url=cold, output_file=output)
+    return prove(ProvedServer(url), options)
 
 
 def test_nothing_is_found_in_ours(server: Server, tmp_path: Path) -> None:
@@ -94,6 +108,13 @@ PLANTED: list[tuple[str, Fault, bool]] = [
     ("region", Fault(by_bytes, whole=True), True),
     ("page", Fault(by_bytes, whole=True), True),
     ("tenant", Fault(by_bytes, ignored=("cache_salt",)), True),
+    ("adjacent", Fault(by_bytes, adjacent=True), True),
+    ("short", Fault(by_crc), True),
+    ("short", Fault(by_short_hash), False),
+    ("tool", Fault(by_bytes, tools=True), True),
+    ("aborted", Fault(by_bytes, leaks=True), True),
+    ("frames", Fault(by_bytes, first_frame=True), True),
+    ("query", Fault(by_bytes, by_url="without query"), True),
     ("url", Fault(by_bytes, by_url="always"), False),
     ("changed", Fault(by_bytes, by_url="guessed"), False),
     ("uuid", Fault(by_bytes, by_uuid="always"), False),
@@ -108,7 +129,7 @@ PLANTED: list[tuple[str, Fault, bool]] = [
 """(case that finds the error, error, False for a slow test). Slow cases find their errors in the
 same way as others.
 """
-CLEAN = {"plain": "shape", "order": "sampled", "many": "order"}
+CLEAN = {"plain": "shape", "order": "sampled", "many": "order", "adjacent": "plain"}
 """For each case, another case that finds no error in the same server. The default is "order"."""
 
 
@@ -124,6 +145,26 @@ def test_a_planted_fault_is_found_by_its_case_alone(
 ) -> None:
     with faulty(server.url, fault) as url:
         assert try_on(url, case, CLEAN.get(case, "order"), images=12).mixed_up == [case]
+
+
+def test_answers_that_are_another_images_are_found_without_reading_them(server: Server) -> None:
+    with faulty(server.url, Fault(without_palette)) as url:
+        proof = try_on(url, "palette", "plain", cold=server.url)
+    assert proof.unlike_cold == proof.mixed_up == ["palette"]
+    about_other, about_own = proof.cold["palette"].requests
+    assert about_other["messages"] != about_own["messages"]
+    assert proof.cold["plain"].own > 0 == proof.cold["plain"].others
+
+
+def test_a_distance_ends_with_the_first_token_that_differs() -> None:
+    def answer(*tokens: tuple[str, float, str, float]) -> JudgedAnswer:
+        scores = tuple(((a, x), (a, x), (b, y)) for a, x, b, y in tokens)
+        return JudgedAnswer("", None, None, scores)
+
+    one = answer(("The", -0.1, "It", -2.0), ("7", -0.5, "1", -1.0), ("7", -0.1, "x", -9.0))
+    other = answer(("The", -0.1, "It", -2.5), ("1", -0.5, "7", -1.5), ("9", -5.0, "x", -0.1))
+    assert distance(one, other) == 1.0
+    assert distance(one, one) == 0
 
 
 def test_each_case_has_a_fault_that_it_finds() -> None:
@@ -170,6 +211,9 @@ def test_twins_differ_where_they_should_and_nowhere_else() -> None:
     first, second = pictures.middles(one, other)
     ends = slice(None, pictures.SHARED_BYTES), slice(-pictures.SHARED_BYTES, None)
     assert all(first.encoded[end] == second.encoded[end] for end in ends)
+    for key, hashed in pictures.SHORT_KEYS.items():
+        first, second = pictures.colliding(key, one, other)
+        assert hashed(first.encoded) == hashed(second.encoded) and first.encoded != second.encoded
     first, second = pictures.turns(one)
     assert sum(a != b for a, b in zip(first.encoded, second.encoded, strict=True)) == 1
     first, second = pictures.last_byte(one)
@@ -197,6 +241,21 @@ def test_no_number_is_another_with_one_digit_read_wrongly() -> None:
     assert all(sum(a != b for a, b in zip(*pair, strict=True)) > 1 for pair in pairs)
 
 
+def test_the_folder_is_a_package_that_imports_nothing_else_of_saccade(tmp_path: Path) -> None:
+    """As which its pyproject.toml packages it."""
+    folder = Path(pictures.__file__).parent
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    (name,) = project["tool"]["setuptools"]["packages"]
+    shutil.copytree(folder, tmp_path / name.replace(".", "/"))
+    code = f"import sys, {name}.__main__; print(*(n for n in sys.modules if n[:7] == 'saccade'))"
+    command = [sys.executable, "-S", "-P", "-c", code]
+    packages = Path(httpx.__file__).parents[1]  # without -S, .pth files would add the clone
+    path = f"{tmp_path}:{packages}"
+    imported = subprocess.check_output(command, env={"PYTHONPATH": path}, text=True).split()
+    assert name in imported
+    assert all(each == "saccade_bench" or each.startswith(name) for each in imported)
+
+
 def test_an_unknown_case_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=", ".join(case.name for case in CASES)):
+    with pytest.raises(ProveError, match=", ".join(case.name for case in CASES)):
         try_on("http://127.0.0.1:1", "twins")

@@ -148,8 +148,8 @@ def causal_layout(
     """Return the layout for causal attention.
 
     rows: (first row, number of rows, number of keys) of each sequence. Its rows are the last keys.
-    positions: for each sequence, the indices of its keys in k and v. group: the number of query
-    heads per key head.
+    positions: for each sequence, the indices of its keys in k and v.
+    group: the number of query heads per key head.
     """
     parts = [(first, count, keys, keys - count + 1) for first, count, keys in rows]
     return _layout(parts, positions, group)

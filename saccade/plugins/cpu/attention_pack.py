@@ -132,8 +132,9 @@ def pack_one(
 ) -> None:
     """Emit code that packs a chunk of one head's keys and values.
 
-    rows: a pointer to the indices of the keys. chunk: index of the chunk in the targets. targets:
-    pointers to packed keys and packed values.
+    rows: a pointer to the indices of the keys.
+    chunk: index of the chunk in the targets.
+    targets: pointers to packed keys and packed values.
     """
     b, args = task.b, task.args
     sizes = CHUNK // 16 * steps_of(dim) * TILE, CHUNK // 32 * columns_of(dim) * TILE

@@ -34,8 +34,9 @@ LISTENERS: list[CallListener] = []
 def run_on_threads(function: Any, call: ctypes.Array[ctypes.c_int64], pieces: int) -> None:
     """Run `function` on PyTorch's threads, but on no more than `pieces` of them.
 
-    function: a ctypes function that takes the address of `call`. call: its arguments. The first one
-    is the counter of claimed work items, and is changed. pieces: the number of work items.
+    function: a ctypes function that takes the address of `call`.
+    call: its arguments. The first one is the counter of claimed work items, and is changed.
+    pieces: the number of work items.
     """
     threads = min(torch.get_num_threads(), pieces)
     if threads > 1 and (begin := parallel()) is not None:

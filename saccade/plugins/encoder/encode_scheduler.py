@@ -1,6 +1,6 @@
 """The scheduler of a server that only encodes: each request gets the embedding of one image.
 
-waiting ──image encoded, space──▶ running ──copied to the arena──▶ sending ──abort──▶ freed
+    waiting ──image encoded, space──▶ running ──copied to the arena──▶ sending ──abort──▶ freed
 
 One part of the arena is reserved for embeddings to be sent, and pixels use the rest, so that
 neither can fill the whole arena. `image_scheduler.py` schedules images as it does for a language

@@ -1,6 +1,6 @@
 """The servers of all models: which ones run, which requests wait for one, and which one must stop.
 
-stopped -> starting -> ready -> stopping -> stopped
+    stopped -> starting -> ready -> stopping -> stopped
 
 A server starts when a request waits for its model, and its memory fits the budget. To make space,
 idle servers are stopped, the least recently used first. If all are busy, the one that has run

@@ -124,8 +124,8 @@ class CapturedSteps:
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
         """Replay the graph for `frame` and return its states [tokens of `frame`, hidden].
 
-        The states are from the staged step, with padding. The next replay overwrites them. shown:
-        the embeddings of the step's images.
+        The states are from the staged step, with padding. The next replay overwrites them.
+        shown: the embeddings of the step's images.
         """
 
         def fill(inputs: Batch) -> bool:

@@ -7,8 +7,10 @@ last. The markers of a slice have the positions of its corners, and the end of a
 the position of the row's right edge. The formulas follow transformers' `get_rope_index`, and are
 tested against it. Does not import torch.
 
-``` 2 x 3 slices of 2 x 2 tokens rows of the whole, 2 tokens its columns, 3 tokens canvas: 4 x 6
-positions 0 and 3 0, 2 and 5 ```
+```
+ 2 x 3 slices of 2 x 2 tokens      rows of the whole, 2 tokens     its columns, 3 tokens
+ canvas: 4 x 6 positions           0 and 3                         0, 2 and 5
+```
 """
 
 from __future__ import annotations

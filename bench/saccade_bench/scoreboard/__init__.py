@@ -1,0 +1,1 @@
+"""Run `prove` on other engines, and write a page of the results."""

@@ -1,0 +1,125 @@
+"""Write rows of the scoreboard, and its page.
+
+    python -m saccade_bench.scoreboard run ENGINE --home FOLDER [--rows FOLDER] [--images 40]
+    python -m saccade_bench.scoreboard page [--rows FOLDER] [--output FILE]
+
+`run` installs the engine in an environment in --home, converts the demo model, starts the engine
+with and without caches, runs `prove`, and sends the requests of each mix-up to a fresh server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from saccade_bench.prove.cases import CASES
+from saccade_bench.prove.client import refusal
+from saccade_bench.prove.options import ProveOptions
+from saccade_bench.prove.run import Proof, ProvedServer, prove
+from saccade_bench.scoreboard.engines import ENGINES, ScoredEngine
+from saccade_bench.scoreboard.rows import (
+    UNJUDGED,
+    ScoredCase,
+    ScoredRow,
+    page,
+    read_row,
+)
+from saccade_bench.started import Side, running
+
+DOCS = Path(__file__).parents[3] / "docs"
+ANSWER_SECONDS = 600.0
+START_SECONDS = 900.0
+
+
+def run(engine: ScoredEngine, home: Path, images: int, names: tuple[str, ...]) -> ScoredRow:
+    """Return an engine's row."""
+    home.mkdir(parents=True, exist_ok=True)
+    python, model = engine.python(home), engine.make(home)
+    seed = random.SystemRandom().getrandbits(32)
+
+    def side(command: str) -> Side:
+        filled = command.replace("{python}", str(python)).replace("{model}", str(model))
+        return Side(engine.name, filled)
+
+    asked = names or tuple(case.name for case in CASES if case.name not in engine.absent)
+    with ExitStack() as stack:
+        warm, cold = (
+            stack.enter_context(running(side(command), home, START_SECONDS))
+            for command in (engine.serve, engine.cold)
+        )
+        options = ProveOptions(asked, images, seed=seed, cold_url=cold.url)
+        proof = prove(ProvedServer(warm.url, timeout=ANSWER_SECONDS), options)
+    cases = {name: ScoredCase(UNJUDGED, why) for name, why in engine.absent.items()}
+    for name, finding in proof.findings.items():
+        kept = proof.cold[name]
+        requests = suspects(proof, name)
+        cases[name] = ScoredCase(
+            finding.verdict,
+            finding.why,
+            (kept.own, kept.others, kept.undecided),
+            bool(requests) and repeats(side(engine.serve), home, requests),
+            requests,
+        )
+    command = (
+        f"python -m saccade_bench.scoreboard run {engine.name} --home ENVIRONMENTS "
+        + " ".join((f"--images {images}", *(f"--cases {' '.join(names)}" for _ in names[:1])))
+    )
+    date = datetime.now(UTC).date().isoformat()
+    return ScoredRow(engine.name, engine.version(home), date, command, seed, cases)
+
+
+def suspects(proof: Proof, name: str) -> tuple[dict[str, Any], ...]:
+    """Return the requests that may repeat a mix-up, as few as are known to suffice."""
+    if found := proof.cold[name].requests:
+        return found
+    return tuple(proof.requests.get(name, ()))
+
+
+def repeats(side: Side, logs: Path, requests: tuple[dict[str, Any], ...]) -> bool:
+    """Return True if the last request has another answer after the others than by itself."""
+    texts = []
+    for bodies in (requests, requests[-1:]):
+        with running(side, logs, START_SECONDS) as server:
+            texts.append([_answer(server.url, body) for body in bodies][-1])
+    return texts[0] != texts[1]
+
+
+def _answer(url: str, body: dict[str, Any]) -> str:
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=ANSWER_SECONDS)
+    if reply.is_error:
+        return refusal(reply.status_code, reply.text)
+    return str(reply.json()["choices"][0]["message"]["content"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("engine", choices=[each.name for each in ENGINES])
+    runs.add_argument("--home", type=Path, required=True, help="where environments are made")
+    runs.add_argument("--images", type=int, default=40, help='images in the case "many"')
+    runs.add_argument("--cases", nargs="*", default=(), help="default: all")
+    pages = commands.add_parser("page")
+    pages.add_argument("--output", type=Path, default=DOCS / "scoreboard.md")
+    for each in (runs, pages):
+        each.add_argument("--rows", type=Path, default=DOCS / "scoreboard")
+    args = parser.parse_args()
+    if args.command == "run":
+        engine = next(each for each in ENGINES if each.name == args.engine)
+        row = run(engine, args.home, args.images, tuple(args.cases))
+        print(row.write(args.rows))
+        sys.exit(any(each.wrong for each in row.cases.values()))
+    args.output.write_text(page([read_row(path) for path in sorted(args.rows.glob("*.json"))]))
+
+
+if __name__ == "__main__":
+    main()
