@@ -189,8 +189,8 @@ class Worker:
     def execute(self, plan: Plan) -> StepResult:
         if not plan.steps:
             assert all(map(self._decodes, plan.rows)), "only rows that decode may be skipped"
-            rest = replace(plan, rows=(), snapshot=(), steps=1)
-            return replace(self.execute(rest), skipped=True)
+            without_rows = replace(plan, rows=(), snapshot=(), steps=1)
+            return replace(self.execute(without_rows), skipped=True)
         for slot in plan.close:
             del self.seats[slot]
         for entry in plan.open:
