@@ -18,8 +18,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import PIL.Image
-import PIL.ImageOps
 from blake3 import blake3
 
 from saccade.core.errors import ImageError
@@ -201,26 +199,6 @@ def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:
         )
     height, width, _ = pixels.shape
     return RAW_HEADER.pack(RAW_MAGIC, height, width) + pixels.tobytes()
-
-
-def encode_image(image: PIL.Image.Image) -> bytes:
-    """Encode a Pillow image in Saccade's own format. The image is rotated upright and converted to
-    RGB, with transparency blended over white.
-    """
-    return encode_array(to_rgb(PIL.ImageOps.exif_transpose(image)))
-
-
-def to_rgb(image: PIL.Image.Image) -> npt.NDArray[np.uint8]:
-    """Return RGB pixels [height, width, 3], with transparency blended over white as in
-    transformers' `convert_to_rgb`.
-
-    Raises ValueError for a mode that Pillow cannot convert.
-    """
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
-        image = image.convert("RGBA")
-        white = PIL.Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = PIL.Image.alpha_composite(white, image)
-    return np.asarray(image.convert("RGB"))
 
 
 def read_raw(data: bytes | mmap.mmap) -> Probe:

@@ -60,6 +60,7 @@ class InFlightPlan:
     # pages of ended sequences that the plan still writes to. They become free when it is applied.
     pages: list[int] = field(default_factory=list)
     planned: float = field(default_factory=time.monotonic)  # the time at which it was made
+    outdated: bool = False  # a part would now plan the steps that are left differently
     halted: bool = False  # `CancelSteps` is to be sent, or was sent
 
     def advance(self) -> None:

@@ -308,13 +308,13 @@ class GenerationScheduler:
     def take_cancel(self) -> bool:
         """Return True, once, if the plan of several steps in flight should be cancelled.
 
-        It should if a new request is waiting, or if a sequence in the plan has ended. Call this
-        after every message and result.
+        It should if a new request is waiting, if a sequence in the plan has ended, or if a part
+        would now plan its steps differently. Call this after every message and result.
         """
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.left == 1 or flight.halted:
             return False
-        flight.halted = len(self.waiting) > 0
+        flight.halted = flight.outdated or len(self.waiting) > 0
         for _, sequence, run in flight.rows:
             flight.halted |= sequence.run is not run
         return flight.halted
@@ -413,7 +413,7 @@ class GenerationScheduler:
         A plan has several steps only if all sequences decode, there is no other work, and no
         grammar or part needs a token's value before the next step.
         """
-        steps, size = self.limits.plan_steps, self.pool.page_size
+        steps, rows, size = self.limits.plan_steps, len(self.running), self.pool.page_size
         if len(self.waiting) or self.idle_work.active or self.image_scheduler.busy:
             return 1
         for sequence in self.running:
@@ -422,7 +422,7 @@ class GenerationScheduler:
             steps = min(steps, sequence.remaining_tokens(self.token_limit) or steps)
             assert sequence.run is not None, "it runs"
             for part in self._parts_of(sequence):
-                steps = part.limit_steps(sequence.run, steps)
+                steps = part.limit_steps(sequence, sequence.run, rows, steps)
         if steps == 1:
             return 1
         for sequence in self.running:

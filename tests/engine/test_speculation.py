@@ -90,6 +90,10 @@ class Told(Drafter):
 class Bold(Drafter):
     """Guesses whatever it finds, beside any number of rows."""
 
+    def _eligible(self, request: Request, rows: int) -> bool:
+        del rows
+        return self.allows(request)
+
     def _worthwhile(self, speculation: Speculation, most: int, rows: int) -> int:
         return most
 

@@ -16,10 +16,10 @@ import pytest
 
 from saccade.core.recipe import whole
 from saccade.families.kit.native_images import ImageRules, smart_resize
-from saccade.media.content import encode_image
 from saccade.media.formats.decode import Target, _decode_png, decode, decode_into, turn
 from saccade.media.formats.header import probe
 from saccade.media.formats.pixel_operations import Pixels
+from saccade.media.pillow_images import encode_image
 from tests.helpers.breadth import broad
 from tests.media.pictures import (
     chunk,

@@ -189,7 +189,8 @@ class Worker:
     def execute(self, plan: Plan) -> StepResult:
         if not plan.steps:
             assert all(map(self._decodes, plan.rows)), "only rows that decode may be skipped"
-            return replace(self.execute(replace(plan, rows=(), steps=1)), skipped=True)
+            without_rows = replace(plan, rows=(), snapshot=(), steps=1)
+            return replace(self.execute(without_rows), skipped=True)
         for slot in plan.close:
             del self.seats[slot]
         for entry in plan.open:

@@ -30,11 +30,12 @@ import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
 from saccade.core.recipe import Box, ImageView, OwnPixels, PreprocessParams, Resample
-from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
+from saccade.media.content import RAW_HEADER, RAW_MAGIC
 from saccade.media.formats import heif, netpbm
 from saccade.media.formats.header import jpeg_segments
 from saccade.media.formats.header_parsers import MAX_PARTS, PNG_SIGNATURE
 from saccade.media.formats.pixel_operations import RESAMPLERS, Pixels, own_module
+from saccade.media.pillow_images import to_rgb
 from saccade.media.reasons import Undecodable
 
 Strips = Callable[[int, int], Pixels]

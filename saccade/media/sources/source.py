@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import PIL.Image
 
 from saccade.core.config import WHOLE_DOCUMENT, DocumentView
 from saccade.core.errors import ImageError
 from saccade.core.family import PixelBounds
 from saccade.core.given_paths import reason, regular, shown
 from saccade.core.video import VideoOptions
-from saccade.media.content import Budget, Probe, encode_array, encode_image
+from saccade.media.content import Budget, Probe, encode_array
 from saccade.media.opened import EncodedBytes, Kind
 
 LONG_URL = 1 << 13
@@ -190,8 +189,6 @@ def source_from_object(image: object, param: str) -> ImageSource:
     match image:
         case bytes():
             return ImageSource(image, param)
-        case PIL.Image.Image():
-            return ImageSource(encode_image(image), param)
         case np.ndarray():
             return ImageSource(encode_array(image), param)
         case os.PathLike():
@@ -202,6 +199,12 @@ def source_from_object(image: object, param: str) -> ImageSource:
                 raise ImageError(
                     f"{shown(os.fspath(image))} cannot be read: {reason(error)}", param
                 ) from error
+    from PIL.Image import Image  # only `LLM` passes other objects
+
+    from saccade.media.pillow_images import encode_image
+
+    if isinstance(image, Image):
+        return ImageSource(encode_image(image), param)
     raise ImageError(
         f"an image must be bytes, a PIL image, a uint8 array or a path, not {type(image).__name__}",
         param,

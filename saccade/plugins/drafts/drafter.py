@@ -8,7 +8,7 @@ change the answer: each token is sampled as it would be without drafts (`specula
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -48,8 +48,10 @@ HEAD_TOKENS = 3
 """Maximum draft tokens per step from an MTP head. Each one is computed from the one before."""
 TRIAL = 16
 """If an MTP head's drafts are not worth their cost, one is requested every so many tokens."""
-MARGIN = 1.05
-"""The minimum predicted speedup. A sequence with drafts has to wait for their result."""
+MARGIN = 1.1
+"""The minimum predicted speedup. A sequence with drafts has to wait for their result, and its plans
+have one step each. If rows cost as assumed, a single accepted token does not reach it.
+"""
 BUSY_ROWS = 4
 """With more rows than this in a batch, nothing is drafted: it would speed up some sequences and
 delay others, and the batch would break up into steps with some of its rows each.
@@ -57,7 +59,9 @@ delay others, and the batch would break up into steps with some of its rows each
 FIRST_RATE = 0.7
 """The assumed acceptance rate before any draft token was sampled."""
 MEMORY = 0.15
-"""The weight of one draft token's outcome in a sequence's acceptance rate."""
+"""The minimum weight of one draft token's outcome in a sequence's acceptance rate, which is the
+mean of its first few outcomes. So a sequence whose first draft is rejected stops drafting.
+"""
 DEFAULT_MEMORY = 0.03
 """The same for the acceptance rate of all sequences, which is the initial one of a new sequence."""
 ROW_COST = 0.06
@@ -76,13 +80,12 @@ causes.
 
 
 class Untried(NamedTuple):
-    """A draft token that was too unlikely to be tried: `token` at index `place`.
-
-    It is compared with the token that is sampled there.
+    """Draft tokens that were too unlikely to be tried, for the positions from `place` on. They are
+    compared with the tokens that are sampled there.
     """
 
     place: int
-    token: int
+    tokens: list[int]
     source: DraftSource
 
 
@@ -100,8 +103,9 @@ class Speculation:
     foreseen: int | None = None
     # their acceptance
     source: DraftSource = "text"
-    rate: float | None = None  # the acceptance rate, or None before the first draft token
-    untried: deque[Untried] = field(default_factory=deque)
+    outcomes: int = 0  # accepted and rejected draft tokens so far, also untried ones
+    rate: float = 0.0  # the acceptance rate. It is unknown before the first outcome.
+    untried: Untried | None = None  # nothing is drafted until they have been compared
     # the data that they are drafted from
     length: int = 0  # the number of valid tokens in `tokens`
     # a copy of the sequence's tokens, with spare capacity
@@ -142,6 +146,9 @@ class Drafter:
         """
         return request.reading is None and not request.adapter.number
 
+    def _eligible(self, request: Request, rows: int) -> bool:
+        return rows <= BUSY_ROWS and self.allows(request)
+
     def propose(
         self, sequence: Sequence, speculation: Speculation, budget: int, rows: int
     ) -> list[int]:
@@ -153,23 +160,22 @@ class Drafter:
         grammar_state = sequence.grammar_state
         if (
             budget <= 0
-            or not self.allows(sequence.request)
+            or not self._eligible(sequence.request, rows)
             or (grammar_state and not grammar_state.foresees)
+            or not self._compare(sequence, speculation)
         ):
             return []
         ahead = sequence.length - len(sequence.tokens)
-        self._compare(sequence, speculation)
         most = min(self.most, budget)
-        found = self._find(sequence, speculation, ahead + most)[ahead:]
+        found = self._find(sequence, speculation, ahead + most)
         if grammar_state is not None and not ahead:
             found = found[: grammar_state.count_allowed(found)]
-        if not found:
+        if len(found) <= ahead:
             return []
         count = self._worthwhile(speculation, most, rows)
         if not count:
-            untried = Untried(sequence.length, found[0], speculation.source)
-            speculation.untried.append(untried)
-        return found[:count]
+            speculation.untried = Untried(len(sequence.tokens), found[:most], speculation.source)
+        return found[ahead : ahead + count]
 
     def count_for_head(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
         """Return how many draft tokens to request from the MTP head, after the token that the next
@@ -177,7 +183,7 @@ class Drafter:
 
         The next plan waits for them.
         """
-        if not self.head or not self.allows(sequence.request):
+        if not self.head or not self._eligible(sequence.request, rows):
             return 0
         rate = self._rate(speculation, "head")
         count = worthwhile(rate, min(self.most, HEAD_TOKENS), rows, self.costs.row)
@@ -195,21 +201,32 @@ class Drafter:
         self._judge(speculation, source, accepted, proposed)
         speculation.draft_tokens = []
 
-    def _compare(self, sequence: Sequence, speculation: Speculation) -> None:
-        """Compare the untried draft tokens with the sequence's tokens, once these are known."""
-        untried = speculation.untried
-        while untried and untried[0].place < len(sequence.tokens):
-            place, token, source = untried.popleft()
-            self._judge(speculation, source, int(sequence.tokens[place] == token), 1)
+    def _compare(self, sequence: Sequence, speculation: Speculation) -> bool:
+        """Compare the untried draft tokens with the sequence's. Return False if these are not all
+        known yet.
+        """
+        if speculation.untried is None:
+            return True
+        place, tokens, source = speculation.untried
+        sampled = sequence.tokens[place : place + len(tokens)]
+        if len(sampled) < len(tokens):
+            return False
+        wrong = (i for i, pair in enumerate(zip(tokens, sampled)) if pair[0] != pair[1])
+        self._judge(speculation, source, next(wrong, len(tokens)), len(tokens))
+        speculation.untried = None
+        return True
 
     def _rate(self, speculation: Speculation, source: DraftSource) -> float:
-        return self._usual[source] if speculation.rate is None else speculation.rate
+        return speculation.rate if speculation.outcomes else self._usual[source]
 
     def _judge(
         self, speculation: Speculation, source: DraftSource, accepted: int, proposed: int
     ) -> None:
-        speculation.rate = judged(self._rate(speculation, source), accepted, proposed)
-        self._usual[source] = judged(self._usual[source], accepted, proposed, DEFAULT_MEMORY)
+        for outcome in [1.0] * accepted + [0.0] * (accepted < proposed):
+            speculation.outcomes += 1
+            weight = max(MEMORY, 1.0 / speculation.outcomes)
+            speculation.rate += weight * (outcome - speculation.rate)
+            self._usual[source] += DEFAULT_MEMORY * (outcome - self._usual[source])
 
     def _find(self, sequence: Sequence, speculation: Speculation, count: int) -> list[int]:
         """Return up to `count` tokens that followed an earlier occurrence of the latest tokens."""
@@ -293,13 +310,6 @@ def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
     return matched, int(enough[-1] if len(enough) else places[np.argmax(follow)])
 
 
-def judged(rate: float, accepted: int, proposed: int, memory: float = MEMORY) -> float:
-    """Return the acceptance rate after `accepted` of `proposed` draft tokens were accepted."""
-    for outcome in [1.0] * accepted + [0.0] * (accepted < proposed):
-        rate += memory * (outcome - rate)
-    return rate
-
-
 def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
     """Return the number of draft tokens, up to `most`, with the best ratio of tokens to cost.
 
@@ -309,8 +319,6 @@ def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
     In a batch, a sequence with drafts waits while the others continue with the next plan, so the
     comparison is with two steps.
     """
-    if rows > BUSY_ROWS:
-        return 0
     best, best_gain, more, step = 0, MARGIN, 0.0, 1.0 + row_cost * (rows - 1)
     waits = rows > 1
     for count in range(1, most + 1):

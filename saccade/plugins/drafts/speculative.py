@@ -46,16 +46,22 @@ class SpeculativeDecoding(StepPart):
         """Start without draft tokens."""
         self._runs[run] = Speculation()
 
-    def limit_steps(self, run: Run, most: int) -> int:  # noqa: ARG002
-        """Return 1, because each draft depends on the token before it."""
-        return 1
+    def limit_steps(self, sequence: Sequence, run: Run, rows: int, most: int) -> int:
+        """Return 1 if draft tokens are in flight, or may follow the next row."""
+        speculation = self._runs[run]
+        drafts = run.waits or speculation.sends_newest or self.drafter.head
+        return 1 if drafts or self._may_draft(sequence, run, rows) else most
+
+    def _may_draft(self, sequence: Sequence, run: Run, rows: int) -> bool:
+        return bool(self.drafter.propose(sequence, self._runs[run], self.drafter.most, rows))
 
     def decode(
         self, sequence: Sequence, run: Run, builder: PlanBuilder, parts: Iterable[StepPart]
     ) -> Row:
         """Plan the row of the latest token, and a row for each draft token after it."""
         speculation, width = self._runs[run], builder.width
-        draft_tokens = self._propose(sequence, run, speculation, width, parts)
+        single = builder.steps == 1
+        draft_tokens = self._propose(sequence, run, speculation, width, parts) if single else []
         self._resume(run, speculation, builder)
         if self._lines is not None:
             speculation.lines = [self._free.pop() for _ in draft_tokens]
@@ -148,11 +154,16 @@ class SpeculativeDecoding(StepPart):
         """Yield the outcomes, except for draft tokens that are wrong or outdated.
 
         Afterwards, runs continue after their last accepted token, with the draft tokens of the MTP
-        head.
+        head. A plan of several steps is cancelled once draft tokens may follow.
         """
         self.drafter.costs.ended(flight.plan, flight.planned)
         if not any(row.draft or row.head_drafts for row in flight.plan.rows):
             yield from outcomes
+            if flight.left > 2:  # otherwise its last step has started
+                flight.outdated |= any(
+                    sequence.run is run and self._may_draft(sequence, run, len(flight.rows))
+                    for _, sequence, run in flight.rows
+                )
             return
         found = tuple(outcomes)
         right = self._right(found)

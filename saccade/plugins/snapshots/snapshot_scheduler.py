@@ -125,7 +125,7 @@ class SnapshotScheduler(StepPart):
         """
         return min(most, self._answer - 1 - (run.planned + 1) % self._answer)
 
-    def limit_steps(self, run: Run, most: int) -> int:
+    def limit_steps(self, sequence: Sequence, run: Run, rows: int, most: int) -> int:  # noqa: ARG002
         """Limit the steps of a plan, so that it ends before the step after the next snapshot.
 
         The first step of a plan may take a snapshot.

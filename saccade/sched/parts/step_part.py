@@ -73,8 +73,10 @@ class StepPart:
         """Return the end of a chunk that could extend to `end`: `end`, or an earlier position."""
         return end
 
-    def limit_steps(self, run: Run, most: int) -> int:  # noqa: ARG002
+    def limit_steps(self, sequence: Sequence, run: Run, rows: int, most: int) -> int:  # noqa: ARG002
         """Return how many steps, up to `most`, a plan may contain while the run decodes.
+
+        rows: the number of running sequences, which all decode.
 
         `planned` and `decode` are called for the first of these steps only.
         """
