@@ -44,7 +44,7 @@ def predicted(index: Index, rendered: dict[str, Any]) -> int:
     features = rendered["features"] or {"mm_hashes": {}, "mm_placeholders": {}}
     hashes = features["mm_hashes"].get("image", ())
     ranges = features["mm_placeholders"].get("image", ())
-    parent: bytes | None = None
+    parent: int | None = None
     found = 0
     while found + SIZE < len(tokens):
         extra: list[object] = [
