@@ -59,7 +59,7 @@ from saccade.ipc.messages import (
     ToEngine,
     ToFront,
 )
-from saccade.plugins import builders, import_field, plugins
+from saccade.plugins import builder, plugins
 
 if TYPE_CHECKING:
     from saccade.engine.store_lookup import StoreProbe
@@ -230,7 +230,7 @@ def build_halves(
 
     If the server has no language model, a plugin provides the scheduler.
     """
-    for build in builders(lambda plugin: plugin.scheduling.scheduler, config):
+    if build := builder(lambda plugin: plugin.scheduling.scheduler, config):
         scheduler: Scheduler = build(config, spec, begun.saved, boot.arena_bytes)
         return scheduler, None
     # Several ranks would have to agree on the step at which a plan is cancelled. On a GPU, steps
@@ -257,8 +257,10 @@ def open_grammars(
 
     wake: called when a grammar or a mask is ready.
     """
-    build: Callable[..., GrammarRequests] = import_field(lambda plugin: plugin.requests.grammars)[0]
-    return build(tokenizer_json, spec.vocab_size, spec.eos_token_ids, wake)
+    build = builder(lambda plugin: plugin.requests.grammars)
+    assert build is not None, "the front rejects such requests otherwise"
+    grammars: GrammarRequests = build(tokenizer_json, spec.vocab_size, spec.eos_token_ids, wake)
+    return grammars
 
 
 def build_parts(

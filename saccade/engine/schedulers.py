@@ -15,7 +15,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.types import ImageKey
 from saccade.engine.memory_estimate import embedding_bytes_per_token
 from saccade.engine.sizing import prompt_sizes, tower_budget
-from saccade.plugins import builders
+from saccade.plugins import builder
 from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.scheduler import GenerationScheduler
 
@@ -55,11 +55,11 @@ def build_scheduler(
     embeddings = build_embeddings(config, spec, saved, pinned_share)
     pins: PinTable[Node] = PinTable(int(pinned_share * pool.capacity))
     snapshots, kept = None, None
-    for build in builders(lambda plugin: plugin.caches.snapshots, config, spec):
+    if build := builder(lambda plugin: plugin.caches.snapshots, config, spec):
         snapshots = build(config, spec)
     tiles, prefix = build_tiles(spec, embeddings), None
     if config.prefix_cache and (snapshots is not None or not keeps_states(config, spec)):
-        for build in builders(lambda plugin: plugin.caches.page_tiers, config):
+        if build := builder(lambda plugin: plugin.caches.page_tiers, config):
             kept = build(config, spec, pages, pinned_share)
         # After a restart, files can be found only by the keys of images, because the hashes of
         # tiles are lost.

@@ -40,7 +40,7 @@ from saccade.front.input_processor import InputProcessor
 from saccade.front.request_manager import RequestManager
 from saccade.media.media import Media
 from saccade.plugin import Plugin
-from saccade.plugins import import_field, option_groups
+from saccade.plugins import builder, option_groups
 from saccade.text.answer.answer_format import find_answer_format
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
@@ -199,10 +199,10 @@ def parity_check(
     """
     if options.of(ParitySettings).parity != "generate":
         return None
-    checks = import_field(lambda plugin: plugin.checkpoints.parity)
-    if not checks:
+    check = builder(lambda plugin: plugin.checkpoints.parity)
+    if check is None:
         raise ConfigError("--parity generate: no installed plugin compares answers")
-    return partial(checks[0], front, model, options)
+    return partial(check, front, model, options)
 
 
 def _metadata_folder(tiers: TierSettings) -> Path | None:

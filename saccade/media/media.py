@@ -36,7 +36,7 @@ from saccade.media.workers.decode_queue import PixelLimits
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.pool import DecodePool, Decoders
 from saccade.plugin import MediaCard
-from saccade.plugins import builders
+from saccade.plugins import builder
 
 if TYPE_CHECKING:
     from saccade.media.embedding_source import EmbeddingSource
@@ -89,10 +89,8 @@ class Media:
         self._options = media = options.media
         self._arena = arena
         self._metrics = metrics
-        sources = builders(lambda plugin: plugin.requests.embeddings, options)
-        self.encoders: EmbeddingSource | None = None
-        if sources:
-            self.encoders = sources[0](options, arena, metrics)
+        build = builder(lambda plugin: plugin.requests.embeddings, options)
+        self.encoders: EmbeddingSource | None = build and build(options, arena, metrics)
         own = spec.sample.own if spec.sees_images else None
         pool = DecodePool(arena, media, metrics, fork_servers, own)
         self.decoders = Decoders(pool, arena, metrics)

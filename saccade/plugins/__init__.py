@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules, resolve_name
 from typing import TYPE_CHECKING, Any
 
+from saccade.core.errors import ConfigError
 from saccade.plugin import Offer, Plugin
 
 if TYPE_CHECKING:
@@ -77,6 +78,27 @@ def option_groups() -> Mapping[Plugin, type[Any]]:
 def import_field(field: Callable[[Plugin], str | None]) -> list[Any]:
     """Import the objects that plugins name in a field of their records."""
     return [resolve_name(name) for name in map(field, plugins()) if name is not None]
+
+
+def builder(
+    socket: Callable[[Plugin], Offer | str | None], *of: object
+) -> Callable[..., Any] | None:
+    """Import the object that an enabled plugin provides in a field, if one does. of: arguments of
+    `Offer.asked`.
+
+    Raises ConfigError if several plugins provide it.
+    """
+    provided = ((plugin.name, socket(plugin)) for plugin in plugins())
+    found = {
+        name: each if isinstance(each, str) else each.build
+        for name, each in provided
+        if each is not None and (isinstance(each, str) or resolve_name(each.asked)(*of))
+    }
+    if len(found) > 1:
+        raise ConfigError(
+            f"the plugins {' and '.join(found)} provide the same part of the server: uninstall one"
+        )
+    return next((resolve_name(name) for name in found.values()), None)
 
 
 def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:

@@ -54,7 +54,7 @@ from saccade.ipc.messages import (
 from saccade.kernels.ops import pick_ops
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import UNSHARDED, PeerLost, Shard
-from saccade.plugins import builders, import_field
+from saccade.plugins import builder
 from saccade.runtime.attention import pick_attention
 from saccade.runtime.inflight_step import MaskSource, Step
 from saccade.runtime.memory import DTYPES
@@ -185,8 +185,8 @@ def _prepare(
             load.attention, ops, place, dtype, graphs=load.graphs, shapes=shapes
         )
     shard = join_ranks(load, boot.rank, boot.group_fd)
-    if others := builders(lambda plugin: plugin.runtime.worker, load):
-        make = others[0](spec, folder, **what_to_load(load, shard, tally, on_progress))
+    if build := builder(lambda plugin: plugin.runtime.worker, load):
+        make = build(spec, folder, **what_to_load(load, shard, tally, on_progress))
     else:
         make = _load_worker(load, shard, tally, on_progress, folder)
         if load.kv_dtype != "auto" and load.format != "dummy":
@@ -376,7 +376,8 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
     how = load.parallel
     if how.ranks == 1:
         return UNSHARDED
-    (join,) = import_field(lambda plugin: plugin.runtime.collectives)
+    join = builder(lambda plugin: plugin.runtime.collectives)
+    assert join is not None
     everyone: Shard = join(how.all_reduce, rank, how.ranks, group_fd)
     return everyone.spread(how.size, how.expert_runs)
 

@@ -18,7 +18,7 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.core.errors import StartupError
 from saccade.core.plan import DiskEvent, Move, PageEvent, PageMoves
 from saccade.core.types import ImageKey
-from saccade.plugins import builders
+from saccade.plugins import builder
 
 Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
 Ready = torch.cuda.Event | None
@@ -161,7 +161,7 @@ def open_tiers(
 
     Raises StartupError.
     """
-    for build in builders(lambda plugin: plugin.caches.embedding_tiers, budgets, like):
+    if build := builder(lambda plugin: plugin.caches.embedding_tiers, budgets, like):
         tiers: EmbeddingTiers = build(budgets, tower, like, rank)
         return tiers
     if budgets.folder is not None or (like.is_cuda and budgets.host_bytes):

@@ -24,7 +24,7 @@ from saccade.kernels.device import send
 from saccade.kernels.reference.ops import Captured
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.parallel import UNSHARDED, Shard
-from saccade.plugins import builders, import_field
+from saccade.plugins import builder
 from saccade.runtime.attention import NO_STATES, PagedAttention, attention_for
 from saccade.runtime.batch import Batcher, Frame, PageTable
 from saccade.runtime.inflight_step import MaskSource, Step
@@ -143,7 +143,7 @@ class Worker:
         self.adapters: SlotAdapters | None = None  # created when an adapter is loaded
         self._changes: ModelChanges | None = None  # created by the first change
         self.pages: PageMemory | None = None
-        for build in builders(lambda plugin: plugin.caches.page_memory, config):
+        if build := builder(lambda plugin: plugin.caches.page_memory, config):
             self.pages = build(caches, size, self.states, everyone, config.kv.pages)
         known = PositionCache(spec, net.vision, metrics, config.encoder.position_cache_bytes)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
@@ -274,10 +274,10 @@ class Worker:
         change.
         """
         if self._changes is None:
-            builds = import_field(lambda plugin: plugin.runtime.changes)
-            if not builds:
+            build = builder(lambda plugin: plugin.runtime.changes)
+            if build is None:
                 return Changed("no installed plugin changes a running model")
-            self._changes = builds[0](self)
+            self._changes = build(self)
         return self._changes.make(change)
 
     def use(self, net: FamilyNet) -> None:

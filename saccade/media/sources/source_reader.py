@@ -37,7 +37,7 @@ from saccade.media.sources.source import (
     name_of,
 )
 from saccade.media.workers.pool import DecodePool
-from saccade.plugins import import_field
+from saccade.plugins import builder
 
 if TYPE_CHECKING:
     from saccade.media.sources.uploaded import UploadedFiles
@@ -120,13 +120,12 @@ class SourceReader:
     def fetcher(self) -> UrlReader:
         """The downloader of URLs. Raises ImageError if no plugin provides one."""
         if self._fetcher is None:
-            builds = import_field(lambda plugin: plugin.requests.fetcher)
-            if not builds:
+            build = builder(lambda plugin: plugin.requests.fetcher)
+            if build is None:
                 raise ImageError(
                     "this server does not fetch URLs: send the image's bytes as a data: URL",
                     code="invalid_image_url",
                 )
-            build: Callable[[ServeOptions, Metrics], UrlReader] = builds[0]
             self._fetcher = build(self._options, self._metrics)
         return self._fetcher
 
@@ -134,10 +133,9 @@ class SourceReader:
     def files(self) -> UploadedFiles:
         """The uploaded files. Raises NotFound if there is no plugin for them."""
         if self._files is None:
-            builds = import_field(lambda plugin: plugin.requests.uploads)
-            if not builds:
+            build = builder(lambda plugin: plugin.requests.uploads)
+            if build is None:
                 raise NotFound("this server does not store files: send the bytes as a data: URL")
-            build: Callable[[ServeOptions], UploadedFiles] = builds[0]
             self._files = build(self._options)
         return self._files
 

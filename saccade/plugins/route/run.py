@@ -22,7 +22,7 @@ from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.ipc.environment import KEY_VARIABLES, forget
-from saccade.plugins import builders
+from saccade.plugins import builder
 from saccade.plugins.route.fleet import Backend, Fleet
 from saccade.plugins.route.options import RouteOptions
 from saccade.plugins.route.origins import guarded
@@ -105,11 +105,11 @@ class FixedWorkers:
 
 def build_upstreams(context: RouterContext) -> Upstreams:
     """Create the servers that the options specify. Raises ConfigError."""
-    found: list[Callable[[RouterContext], Upstreams]]
-    found = builders(lambda plugin: plugin.upstreams, context.options)
-    if not found and context.options.models is not None:
+    build: Callable[[RouterContext], Upstreams] | None
+    build = builder(lambda plugin: plugin.upstreams, context.options)
+    if build is None and context.options.models is not None:
         raise ConfigError("--models: this installation has no plugin for it: give --workers")
-    return found[0](context) if found else FixedWorkers(context)
+    return FixedWorkers(context) if build is None else build(context)
 
 
 class RouteServer(Serving):

@@ -19,7 +19,7 @@ from saccade.families.checkpoint import Section
 from saccade.kernels.matrix import Fp8Experts, Matrix
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.weights import Part
-from saccade.plugins import builders
+from saccade.plugins import builder
 from saccade.runtime.weights.quant_policy import Kind, QuantPolicy
 from saccade.runtime.weights.tensors import ProgressReporter, TensorFiles
 
@@ -140,7 +140,7 @@ def find_forms(config: Section, loading: LoadContext) -> StoredForms | None:
     """Return the quantized tensors of a checkpoint, or `None` if it is not quantized. `config` is
     its config.json. Raises CheckpointError.
     """
-    for read in builders(lambda plugin: plugin.checkpoints.stored_forms, config):
+    if read := builder(lambda plugin: plugin.checkpoints.stored_forms, config):
         forms: StoredForms | None = read(config, loading)
         return forms
     return None

@@ -17,7 +17,7 @@ from saccade.cache.prefix import PrefixCache
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Row, StepResult
 from saccade.core.types import FinishReason
-from saccade.plugins import builders, import_field
+from saccade.plugins import builder, builders, import_field
 from saccade.sched.builder import InFlightPlan, PlanBuilder, PlannedOutcome
 from saccade.sched.limits import SchedulerLimits
 from saccade.sched.sequence import Run, Sequence
@@ -132,9 +132,9 @@ class Parts:
             build(context)
             for build in builders(lambda plugin: plugin.scheduling.step_part, context)
         )
-        loads = builders(lambda plugin: plugin.caches.page_loads, context)
+        load = builder(lambda plugin: plugin.caches.page_loads, context)
         # loads of pages from other tiers, or None
-        self.loads: PageLoads | None = loads[0](context) if loads else None
+        self.loads: PageLoads | None = load(context) if load else None
         self._more: tuple[StepPart, ...] = ()
 
     @property
