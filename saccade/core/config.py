@@ -114,7 +114,7 @@ class PageTierConfig:
     identity: bytes = b""  # `cache.content.PageIdentity.digest`: identifies the pages' content
     ranks: int = 1  # ranks that each hold a part of every page
     host_bytes: int = 0  # host memory per rank
-    store: str = "disk"  # the module in `plugins/tiers/` that implements the disk tier
+    store: str = "disk"  # name of the disk tier's implementation
 
     def __bool__(self) -> bool:
         return self.folder is not None or self.host_bytes > 0
@@ -189,7 +189,7 @@ class EmbeddingBudgets:
     disk_bytes: int = 0  # in `folder`, for all ranks, and for all servers if `shared`
     folder: str | None = None
     shared: bool = False  # other servers use the folder, too
-    store: str = "disk"  # the module in `plugins/tiers/` that implements the disk tier
+    store: str = "disk"  # name of the disk tier's implementation
 
 
 @dataclass(frozen=True, slots=True)
