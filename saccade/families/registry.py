@@ -65,7 +65,7 @@ def find_family(name: str) -> Family:
         for family in known():
             if name in family.architectures or name in family.model_types:
                 return family
-    supported = f"{name} is not supported; supported are {', '.join(architectures())}"
+    supported = f"{name} is not supported (supported: {', '.join(architectures())})"
     other = next((each for each in families() if each.package), None)
     if other is None or other.package is None:
         raise CheckpointError(supported)

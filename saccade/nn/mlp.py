@@ -29,8 +29,8 @@ def activation(name: str) -> Activation:
     """
     if name not in ACTIVATIONS:
         raise CheckpointError(
-            f"config.json: hidden_act {name!r} is not supported; supported are "
-            f"{', '.join(ACTIVATIONS)}"
+            f"config.json: hidden_act {name!r} is not supported (supported: "
+            f"{', '.join(ACTIVATIONS)})"
         )
     return ACTIVATIONS[name]
 

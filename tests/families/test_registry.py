@@ -119,7 +119,7 @@ def test_without_plugins_other_architectures_are_refused_by_name(
     folder = as_architecture("NewForConditionalGeneration", DEMO, tmp_path / "model")
     monkeypatch.setattr(registry, "families", core_families)
     with pytest.raises(
-        CheckpointError, match=r"NewForConditionalGeneration is not supported; supported are Qwen2"
+        CheckpointError, match=r"NewForConditionalGeneration is not supported \(supported: Qwen2"
     ) as refused:
         load_spec(folder)
     assert "transformers" not in str(refused.value)

@@ -11,7 +11,7 @@ from saccade.plugins.gguf.kinds import GgufFacts, NamedTensors, TextKind
 from saccade.plugins.gguf.made import Made
 from saccade.plugins.gguf.qwen_vl import FACTS
 
-FOLDER_MAY = "another may work from its Hugging Face folder"
+FOLDER_MAY = "try the model's Hugging Face folder instead"
 
 
 @cache
@@ -36,7 +36,7 @@ def text_kind(file: GgufFile) -> TextKind:
         )
     if arch not in texts:
         raise file.refuse(
-            f"architecture {arch} is not supported; supported are {', '.join(sorted(texts))}, and "
+            f"architecture {arch} is not supported (supported: {', '.join(sorted(texts))}); "
             f"{FOLDER_MAY}"
         )
     return texts[arch]
@@ -53,7 +53,7 @@ def projector(file: GgufFile) -> str:
             if found in towers:
                 return found
             raise file.refuse(
-                f"{name} {found} is not supported; supported are {', '.join(sorted(towers))}, and "
+                f"{name} {found} is not supported (supported: {', '.join(sorted(towers))}); "
                 f"{FOLDER_MAY}"
             )
     raise file.refuse("clip.projector_type is missing: pass an --mmproj file that has it")

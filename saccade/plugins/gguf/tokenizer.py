@@ -92,7 +92,8 @@ def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) ->
     model = _text(file, "model")
     if model not in MAKERS:
         raise file.refuse(
-            f"{PREFIX}model {model!r} is not supported; {', '.join(MAKERS)} are, and {FOLDER_MAY}"
+            f"{PREFIX}model {model!r} is not supported (supported: {', '.join(MAKERS)}); "
+            f"{FOLDER_MAY}"
         )
     if file.metadata.get(f"{PREFIX}add_eos_token") is True:
         raise file.refuse(f"{PREFIX}add_eos_token is not supported")

@@ -16,11 +16,11 @@ from saccade.families.checkpoint import Section
 from saccade.plugins.quantized.packed_layouts import Packed
 
 SUPPORTED = (
-    'supported are fp8 (in blocks, "weight_block_size"), compressed-tensors (8-bit int or float '
-    "weights, symmetric, per tensor, channel, group or block; ints of 4 or 8 bits, pack-quantized, "
-    "per channel or group), awq (4 bits, version gemm) and gptq (2, 4 or 8 bits)"
+    'fp8 (in blocks, with "weight_block_size"), compressed-tensors (8-bit int or float weights, '
+    "symmetric, per tensor, channel, group or block; ints of 4 or 8 bits, pack-quantized, per "
+    "channel or group), awq (4 bits, version gemm) and gptq (2, 4 or 8 bits)"
 )
-REMEDY = f"{SUPPORTED}: use such a checkpoint, or the model's unquantized one"
+REMEDY = f"use the unquantized model, or one of the supported formats: {SUPPORTED}"
 
 GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}
 """What must be added to stored zero points, by checkpoint_format."""
@@ -95,7 +95,7 @@ def read_quantization(config: Section) -> Quantization | None:
         case "gguf":
             raise CheckpointError(
                 f"{settings.where}: the model is quantized (gguf): pass its *.gguf file, and the "
-                f"file of its vision encoder as --mmproj; {SUPPORTED}"
+                f"file of its vision encoder as --mmproj"
             )
         case method:
             raise CheckpointError(
@@ -111,7 +111,7 @@ def _refuse_nested(section: Section) -> None:
             method = value.get("quant_method") if isinstance(value, dict) else value
             raise CheckpointError(
                 f"{section.where}: {name}: a part of the model has separate quantization settings "
-                f"({method}), which is not supported; at the top level of config.json, {REMEDY}"
+                f"({method}), which is not supported; {REMEDY}"
             )
         if isinstance(value, dict):
             _refuse_nested(section.section(name))

@@ -165,9 +165,9 @@ class ResponseStore:
         own = self._by_client.get(client.name)
         if own is None or response_id not in own.kept:
             raise NotFound(
-                f"{param}: there is no response {response_id[:200]!r}: it was created with "
-                "store=false or another key, it has been deleted, or it was evicted for newer "
-                "ones (--tune responses_mb): send the whole conversation",
+                f"{param}: response {response_id[:200]!r} not found. It may have been created with "
+                "store=false or another API key, deleted, expired, or evicted (--tune "
+                "responses_mb). Send the whole conversation instead.",
                 param,
                 "response_not_found",
             )

@@ -345,7 +345,8 @@ def _by_name(found: object, path: Path) -> dict[str, str]:
     }
     if "default" not in templates or not all(isinstance(x, str) for x in templates.values()):
         raise CheckpointError(
-            f"{path}: chat_template must be a text, or a list of them by name, one named default"
+            f'{path}: chat_template must be a string, or a list of {{"name", "template"}} objects, '
+            'one of them named "default"'
         )
     return templates
 
@@ -455,7 +456,9 @@ def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
 def _content(token: object, where: str) -> str:
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
-        raise CheckpointError(f"{where} must be a text, or an object with one as content")
+        raise CheckpointError(
+            f"{where} must be a string, or an object with a string as its content"
+        )
     return content
 
 

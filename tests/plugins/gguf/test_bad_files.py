@@ -219,7 +219,7 @@ def test_a_file_of_another_model_is_no_part_of_one(
     [
         (
             {"general__architecture": "rwkv7"},
-            "rwkv7 is not supported; supported are .*llama.*folder",
+            r"rwkv7 is not supported \(supported: .*llama.*\); try .* folder",
         ),
         ({"general__architecture": 5}, "general.architecture is missing"),
         ({"qwen3vl__block_count": "x"}, "qwen3vl.block_count is 'x'"),

@@ -151,7 +151,7 @@ def spoilt(file: GgufFile, **changes: Any) -> GgufFile:
     ("changes", "words"),
     [
         ({"pre": "rwkv"}, r"pre 'rwkv' is not supported \(qwen2, qwen35, llama-bpe, "),
-        ({"model": "t5"}, "model 't5' is not supported; gpt2, llama, gemma4 are, and another"),
+        ({"model": "t5"}, r"model 't5' is not supported \(supported: gpt2, llama, gemma4\); try"),
         ({"model": "llama"}, "tokenizer.ggml.scores is missing"),
         ({"model": "llama", "scores": [0.0] * 600}, "scores do not define the order of merges"),
         ({"model": "llama", "scores": [0.0]}, "1 of tokenizer.ggml.scores, but 600 tokens"),

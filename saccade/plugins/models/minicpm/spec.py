@@ -202,6 +202,11 @@ def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
     """Raise CheckpointError if the tokenizer's markers differ from those in config.json."""
     (image_start,), (image_end,), line = placeholder.before, placeholder.after, placeholder.line
     slice_start, slice_end = placeholder.slice
+    if len(line) > 1:
+        raise CheckpointError(
+            f"{config.where}: the tokenizer encodes a newline as {len(line)} tokens; this model's "
+            "images need one"
+        )
     for name, token in (
         ("image_start_id", image_start),
         ("image_end_id", image_end),
@@ -209,7 +214,7 @@ def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
         ("slice_end_id", slice_end),
         ("newline_id", line[0]),
     ):
-        if (found := config.integer(name)) != token or len(line) > 1:
+        if (found := config.integer(name)) != token:
             raise CheckpointError(
                 f"{config.where}: {name} is {found}, but the tokenizer's is {token}"
             )
