@@ -138,7 +138,9 @@ def test_an_unproven_architecture_is_served_only_if_allowed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spec: Any = SimpleNamespace(unproven="SomeForCausalLM")
-    with pytest.raises(ConfigError, match=r"SomeForCausalLM is none of .* start with --parity unp"):
+    with pytest.raises(
+        ConfigError, match=r"SomeForCausalLM is not among .* start with --parity unp"
+    ):
         check_proven(spec, Path("model"), ParitySettings())
     check_proven(spec, Path("model"), ParitySettings("unproven"))
     assert "SomeForCausalLM is unproven" in caplog.text

@@ -145,4 +145,4 @@ def test_a_prompt_that_is_read_may_fill_the_context(subject: Subject) -> None:
     (answered,) = requests_of(subject, harness, "answer")
     assert "of which one is for the answer" in (harness.run([answered])["answer"].error or "")
     harness = Harness(subject.net, context_length=length - 1)
-    assert f"holds {length - 1}: shorten" in (harness.run([asked])["one label"].error or "")
+    assert f"allows {length - 1}: shorten" in (harness.run([asked])["one label"].error or "")

@@ -296,7 +296,7 @@ def test_fused_experts_in_fp8_answer_as_their_twin(
     quantised, twin = quantise(source, FORMATS["fp8 blocks"], tmp_path)
     whole, _ = logits(twin, "none")
     made, line = logits(quantised, "none")
-    assert torch.equal(made, whole) and "made float32 at load" in line
+    assert torch.equal(made, whole) and "converted to float32 at load" in line
     shared, _ = logits(quantised, "none", size=4)
     torch.testing.assert_close(shared, whole, **LOGITS)
     # The CPU stands in for a GPU whose products take FP8.

@@ -63,7 +63,7 @@ async def test_an_image_is_refused_before_its_bytes_are_looked_at(
     source = ImageSource("http://127.0.0.1:9/no.png", "messages[0].content[1]")
     errors = []
     for work in (media.open_all([source], ""), SentFiles(media).check(b"no image", "file")):
-        with pytest.raises(InvalidRequest, match="this model has no vision") as caught:
+        with pytest.raises(InvalidRequest, match="this model supports only text") as caught:
             await work
         errors.append(caught.value)
     await media.close()

@@ -65,4 +65,4 @@ def test_only_half_of_a_pair_is_told_as_such(text: bytes, half: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         Reader(list[str]).json(b"[" + text, "texts")
     message = refused.value.message
-    assert message.startswith(f"texts: {half} is half" if half else "texts is not valid JSON")
+    assert message.startswith(f"texts: {half} is one half" if half else "texts is not valid JSON")

@@ -150,7 +150,7 @@ def test_packed_matrices_may_be_made_int8(pair: Pair) -> None:
     ("format", "suffix", "change", "wrong"),
     [
         ("gptq", "scales", None, "no file has the tensor .*up_proj.scales, the scales of"),
-        ("gptq", "scales", lambda t: t[:-1], r"scales is \[1, 96\], but .* makes it \[2, 96\]"),
+        ("gptq", "scales", lambda t: t[:-1], r"scales is \[1, 96\], but .* must be \[2, 96\]"),
         ("gptq", "scales", lambda t: t * torch.nan, "scales has values that are not finite"),
         ("gptq", "scales", lambda t: t.int(), "scales is stored as I32; the scales of packed"),
         ("gptq", "qzeros", lambda t: t[:, :-1], r"qzeros is \[2, 11\], but .* \[2, 12\]"),

@@ -166,7 +166,7 @@ def test_a_preempted_answer_goes_on_where_it_was() -> None:
 
 @pytest.mark.parametrize(
     ("length", "what"),
-    [(0, "no tokens"), (100, "context length holds 100"), (500, "context length holds 100")],
+    [(0, "no tokens"), (100, "context length allows 100"), (500, "context length allows 100")],
 )
 def test_a_request_that_can_never_fit_is_refused_at_once(length: int, what: str) -> None:
     sim = simulation(limits(context_length=100))
@@ -178,7 +178,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(length: int, what: str)
 def test_the_kv_cache_bounds_a_request_too() -> None:
     sim = simulation(pages=5)
     (delta,) = sim.scheduler.add_request(sim.request([1] * 20))
-    assert "the KV cache holds 20" in str(delta.error)
+    assert "the KV cache allows 20" in str(delta.error)
     fits = add_text(sim, 19)
     sim.run()
     assert len(sim.output(fits)) == 1 and sim.deltas[fits][-1].finish == "length"

@@ -251,10 +251,10 @@ def test_a_processor_s_fields_can_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("tiles=4", "has no tiles; it has crop_size, .*size"),
+        ("tiles=4", "has no option tiles; it has crop_size, .*size"),
         ('size={"height": 14}', "size must have one of the following set of keys"),
         ("size=small", "size=small: "),
-        ("device=cuda", "has no device"),
+        ("device=cuda", "has no option device"),
     ],
 )
 def test_choices_that_a_processor_has_not_are_refused(
@@ -442,7 +442,7 @@ def test_images_processed_otherwise_have_other_names(tmp_path: Path) -> None:
 def test_what_a_layer_asks_of_attention_beside_is_refused_by_its_name() -> None:
     heads = torch.zeros(1, 2, 3, 8)
     for more, words in (({"softcap": 4}, "softcap 4,"), ({"s_aux": heads}, "s_aux,")):
-        with pytest.raises(Unservable, match=f"Module asks for {words} which paged"):
+        with pytest.raises(Unservable, match=f"Module needs {words} which paged"):
             paged_attention(torch.nn.Module(), heads, heads, heads, None, **more)
 
 
@@ -475,7 +475,7 @@ def test_windows_that_are_not_the_layers_own_end_the_load(
     tmp_path: Path, windows: tuple[int | None, ...]
 ) -> None:
     spec = the_checkpoint(tmp_path, windows=windows)
-    with pytest.raises(CheckpointError, match=r"its layer \d sees the last 8 tokens"):
+    with pytest.raises(CheckpointError, match=r"its layer \d attends to the last 8 tokens"):
         load_net(spec, spec.folder, dtype=torch.float32, device=torch.device("cpu"))
 
 

@@ -221,7 +221,10 @@ REFUSED: Refusals = {
         ({"projector_config": {"n_embed": 32}}, "n_embed must be 64, not 32"),
         ({"language_config": {"topk_method": "best"}}, "topk_method 'best' is not supported"),
         ({"language_config": {"n_group": 3}}, "n_group must divide 8 experts"),
-        ({"language_config": {"num_experts_per_tok": 9}}, "num_experts_per_tok 9 of 8"),
+        (
+            {"language_config": {"num_experts_per_tok": 9}},
+            "num_experts_per_tok 9 is not possible with 8",
+        ),
         ({"language_config": {"attention_bias": True}}, "attention_bias is not supported"),
         ({"language_config": {"rope_scaling": {"type": "dynamic"}}}, "'dynamic' is not supported"),
         (

@@ -98,7 +98,7 @@ REFUSED: Refusals = {
         *(({"downsample_ratio": value}, "downsample_ratio") for value in (0, -1, 2, 1e-320)),
     ],
     "preprocessor_config.json": [
-        ({"size": {"height": 448}}, "height is 448, but .* for 56"),
+        ({"size": {"height": 448}}, "height is 448, but .* requires 56"),
         ({"resample": 1}, "resample 1 is not supported"),
         ({"max_patches": 10**9}, "max_patches"),
         ({"image_std": [0.5, 0.0, 0.5]}, "image_std"),

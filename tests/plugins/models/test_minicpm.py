@@ -470,7 +470,7 @@ REFUSED: Refusals = {
     "config.json": [
         ({"merger_times": 2}, "merger_times 2 is not supported"),
         ({"insert_layer_id": 4}, "insert_layer_id 4 is not one of the vision encoder's 4"),
-        ({"insert_layer_id": -1}, "insert_layer_id -1 is none"),
+        ({"insert_layer_id": -1}, "insert_layer_id -1 is not one"),
         ({"drop_vision_last_layer": True}, "drop_vision_last_layer is not"),
         ({"merge_kernel_size": [3, 3]}, r"merge_kernel_size \[3, 3\] is not"),
         ({"vision_config": {"window_kernel_size": [2, 4]}}, "window_kernel_size"),
@@ -481,7 +481,7 @@ REFUSED: Refusals = {
             "partial_rotary_factor 2.0 of 16 values is not supported",
         ),
         ({"downsample_mode": "8x"}, "downsample_mode '8x' is not supported"),
-        ({"downsample_mode": "4x"}, "downsample_mode is 16x, but 4x in config"),
+        ({"downsample_mode": "4x"}, "downsample_mode is 16x, but it is 4x in config"),
         ({"image_token_id": 7}, "image_token_id is 7, but the tokenizer's is"),
     ],
     "preprocessor_config.json": [

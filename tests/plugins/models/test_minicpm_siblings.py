@@ -232,7 +232,7 @@ def test_what_a_file_leaves_out_is_of_pages(
 REFUSED: Refusals = {
     "config.json": [
         ({"vision_config": {"model_type": "minicpmv4_6_vision"}}, "'minicpmv4_6_vision' is not"),
-        ({"downsample_mode": "16x"}, "downsample_mode is 4x, but 16x in config"),
+        ({"downsample_mode": "16x"}, "downsample_mode is 4x, but it is 16x in config"),
         ({"model_type": "minicpmv5"}, "model_type 'minicpmv5' is not supported"),
     ],
     "preprocessor_config.json": [
