@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def chat(seed: int, **more: Any) -> dict[str, Any]:
     shown = image_part(picture(64, 64, seed=seed))
     body = {"messages": [user(shown, text_part(QUESTION))], "max_tokens": LENGTH}
-    return body | {"temperature": 1.0, "seed": 3, "ignore_eos": True} | more
+    return body | {"temperature": 1.0, "seed": 7, "ignore_eos": True} | more
 
 
 def ask(server: Server, body: dict[str, Any]) -> tuple[str, dict[str, int]]:
