@@ -20,7 +20,9 @@ from saccade.core.plan import PixelSlot
 
 
 class Arena:
-    """Shared memory of `size` bytes. Only `pass_fds` passes `fd` on to a child process."""
+    """Anonymous shared memory of `size` bytes. A child process inherits `fd` only if the parent
+    lists it in `pass_fds`.
+    """
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -29,7 +31,8 @@ class Arena:
 
     @classmethod
     def create(cls, size: int, fd: int | None = None) -> Arena:
-        """Create an arena of at least `size` bytes, in the memory from `reserve` if `fd` is set.
+        """Create an arena of at least `size` bytes. If `fd` is set, use the memory that `reserve`
+        returned.
 
         The kernel commits each page of memory at its first write.
         """
@@ -40,12 +43,16 @@ class Arena:
 
     @staticmethod
     def reserve() -> int:
-        """Return a descriptor of empty memory, for processes started before its size is known."""
+        """Return a file descriptor of empty shared memory. A process can inherit it before its size
+        is known.
+        """
         return os.memfd_create("saccade-arena", os.MFD_CLOEXEC)
 
     @classmethod
     def attach(cls, fd: int, size: int | None = None) -> Arena:
-        """Map the arena of an inherited descriptor."""
+        """Map the arena of an inherited file descriptor. `size` defaults to the size of its
+        memory.
+        """
         return cls(fd, os.fstat(fd).st_size if size is None else size)
 
     def view(self, slot: PixelSlot) -> npt.NDArray[np.uint8]:
@@ -61,13 +68,15 @@ class Arena:
         return memoryview(self._memory)[offset : offset + nbytes]
 
     def whole(self) -> npt.NDArray[np.uint8]:
-        """Return the entire arena, to register its memory with a GPU."""
+        """Return the entire arena as uint8 [size], for example to register its memory with a
+        GPU.
+        """
         return np.frombuffer(self._memory, dtype=np.uint8)
 
     def release(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Release memory ranges (offset, bytes) to the operating system.
+        """Release ranges (offset, number of bytes) of the memory to the operating system.
 
-        They must not be written at the same time. Returns the number of bytes released.
+        No process may write to them during the call. Returns the number of bytes released.
         """
         before = os.fstat(self.fd).st_blocks
         for offset, nbytes in ranges:
@@ -78,7 +87,9 @@ class Arena:
         return max(0, 512 * (before - os.fstat(self.fd).st_blocks))
 
     def keep_from_children(self) -> None:
-        """Exclude the memory from forked processes, which must not close the mapping."""
+        """Exclude the memory from processes that this one forks. `close` must not be called in
+        them.
+        """
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:

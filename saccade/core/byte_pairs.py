@@ -1,4 +1,6 @@
-"""Byte-level BPE: its characters for bytes, and the merges that follow from a vocabulary."""
+"""Byte-level BPE: the characters that stand for bytes, and the merges that follow from a
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ def _alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _alphabet()
-"""The byte of each character."""
+"""Map from each of these characters to its byte."""
 
 
 def merges_of(known: Mapping[str, int], ranked: Iterable[str]) -> list[tuple[str, str]]:
-    """Return every pair of tokens that forms a token, in the order of `ranked`.
+    """Return every pair of tokens that together form a token, in the order of `ranked`.
 
-    known: token ids by text; pairs that form the same token are ordered by their ids. ranked: token
-    texts, the highest rank first.
+    known: token ids by the token's string. Pairs that form the same token are sorted by their ids.
+    ranked: token strings, the highest rank first.
     """
     return [
         pair

@@ -1,8 +1,8 @@
-"""Options that plugins define and shared code reads.
+"""Options that plugins define and that shared code also reads.
 
-Each class has one plugin's options, or the part of them that other code reads, from which the
-plugin derives its own options. If the plugin is missing, the defaults are used. As in
-`core/options.py`, the string below a field is its help.
+Each class has all options of one plugin, or the base class with those that other code reads. If the
+plugin is not installed, the defaults are used. As in `core/options.py`, the string below a field is
+its help.
 """
 
 import os
@@ -28,20 +28,20 @@ _UNITS = {"M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30, "T": 1 << 
 
 
 class SharedOptions:
-    """Options of a plugin that also affect shared code."""
+    """Base class of plugin options that also affect shared code."""
 
     __slots__ = ()
     needs_server: ClassVar[bool] = False
     """False if `LLM` accepts these options, too."""
 
     def read_environment(self) -> Self:
-        """Return the options, completed from environment variables."""
+        """Return a copy of the options, with unset values read from environment variables."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFolder:
-    """A directory, and the maximum bytes to store there (None: the server decides)."""
+    """A directory, and the maximum number of bytes to store there (None: the server chooses it)."""
 
     path: str
     nbytes: int | None = None
@@ -206,7 +206,7 @@ class RoleSettings(SharedOptions):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Those of `encoders` that are files with a list of encoders."""
+        """The entries of `encoders` that are paths of files with a list of encoders."""
         return tuple(each for each in self.encoders if "://" not in each)
 
     @property
@@ -220,7 +220,7 @@ class RoleSettings(SharedOptions):
 
     @property
     def key(self) -> str:
-        """The API key of the encoders, "" if they need none."""
+        """The API key that the encoders require, or "" if they require none."""
         return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
 
     def read_environment(self) -> Self:
@@ -260,7 +260,7 @@ class ParallelSettings(SharedOptions):
 
     @property
     def ranks(self) -> int:
-        """The number of processes."""
+        """The number of worker processes."""
         return max(self.tp_size, self.ep_size)
 
 
@@ -373,7 +373,7 @@ class SwitchSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """All plugin options that the engine reads."""
+    """All options of plugins that the engine reads."""
 
     parallel: ParallelSettings = ParallelSettings()
     tiers: TierSettings = TierSettings()
