@@ -1,7 +1,7 @@
-"""The trace of a request's images and prompt: the `saccade` field in responses, and the log of slow
-requests.
+"""The trace of a request's images and prompt. It is the `saccade` field in responses, and is in the
+log of slow requests.
 
-`tracer.py` builds these.
+`tracer.py` builds it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from saccade.api.trace.changes import ImageChange
 
 EVERYTHING: Part = (0.0, 0.0, 1.0, 1.0)
-"""The part of an image that a tile shows if it shows the whole image."""
+"""The region of a tile that shows the whole image."""
 SILENT = "the audio is ignored"
 
 
@@ -207,7 +207,11 @@ class VideoTrace(Struct):
 def video_traces(
     found: Sequence[FoundImage], opened: Sequence[OpenedImage], places: Sequence[str]
 ) -> list[VideoTrace]:
-    """Return a summary of each video in a request, in order."""
+    """Return a summary of each video in a request, in order.
+
+    found: the images, including the videos' frames.
+    places: the path of each image in the client's request.
+    """
     videos: dict[str, list[tuple[FoundImage, OpenedImage]]] = {}
     for each in found:
         if opened[each.image].of_video:
@@ -235,7 +239,10 @@ class CacheTrace(Struct, omit_defaults=True):
 
 
 def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, int]:
-    """Count cached tokens by tier. `restored` has those that were not on the device."""
+    """Return the number of cached tokens by tier.
+
+    restored: the number of tokens loaded from each tier other than the device.
+    """
     beside = dict(restored)
     here = cached - sum(beside.values())
     return {"device": here, **beside} if here else beside
