@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 DigestName = Annotated[str, Meta(pattern="^(blake3|sha256)-[0-9a-f]{64}$")]
-"""The digest of bytes that the client has sent."""
+"""The digest of bytes that the client has sent before."""
 ContentHash = Annotated[str, Meta(pattern="^(sha256[:-])?[0-9a-fA-F]{64}$")]
 Corners = Annotated[list[Integer], Meta(min_length=4, max_length=4)]
-"""[x0, y0, x1, y1], from the left and top of the upright image."""
+"""[x0, y0, x1, y1] in pixels, from the left and top of the image after EXIF rotation."""
 
 
 # ---- schemas
@@ -181,7 +181,7 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """The content of an image or file part."""
+    """The image or file that a part refers to, in whatever format the part has."""
 
     url: Address
     inside: ImageURL | UploadedFile | None = None  # the object around the address
@@ -190,7 +190,7 @@ class Named(NamedTuple):
 
 
 def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageSource | SentFile:
-    """Read an image or file part of any type.
+    """Convert an image or file part of any type to a source.
 
     Raises InvalidRequest that names the field below `place`, and ImageError for an object that is
     not an image.
@@ -273,10 +273,10 @@ _SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
 
 
 def _sourced(part: SourcedPart, place: str, name: str) -> Address:
-    """Return the address of a part.
+    """Return the address of a part's image or file, which may be in one of several fields.
 
-    Raises InvalidRequest if it has several addresses. If it has none, the error names the part's
-    own field.
+    name: the part's main field, which the error names if the part has no address. Raises
+    InvalidRequest if the part has none or several.
     """
     given = _addresses(part)
     if not given:
@@ -325,10 +325,10 @@ def _budget(
     place: str,
     defaults: PartDefaults,
 ) -> Budget:
-    """Return a part's size options, which may be inside the image's object or next to it.
+    """Return the size options of an image, which may be inside its object or next to it in the
+    part.
 
-    Without any, return the request's. Raises InvalidRequest if both set the same option
-    differently.
+    If the part has none, return the request's. Raises InvalidRequest if the two places differ.
     """
     within = _NO_OPTIONS if inside is None else inside
     sizes = within.min_pixels, beside.min_pixels, within.max_pixels, beside.max_pixels
@@ -350,13 +350,16 @@ _NO_OPTIONS = UploadedFile()
 def _region(
     inside: ImageURL | UploadedFile, beside: ImageSizeOptions, place: str
 ) -> ImageRegion | None:
-    """Return the region of the image to show. Raises InvalidRequest if two fields differ."""
+    """Return the region of the image to show, or None for the whole image.
+
+    Raises InvalidRequest if the two places for this option differ.
+    """
     corners = _either("region", inside.region, beside.region, place)
     return None if corners is None else region_of(corners, place)
 
 
 def region_of(corners: list[int], place: str) -> ImageRegion:
-    """Convert the `corners` of a part at `place` to a region."""
+    """Convert the option `region` of the part at `place`."""
     left, top, right, bottom = corners
     return ImageRegion(left, top, right, bottom, f"{place}.region")
 

@@ -1,12 +1,13 @@
-"""Fields that clients send but no API reads: which are ignored, and which are rejected.
+"""Fields that clients send but that no API uses: which ones are ignored, and which ones are
+rejected.
 
 The table applies to every API. A field that cannot change an answer is ignored (`IGNORED`,
 `IgnoredFields`). Any other field is accepted with a value that has no effect (`NEUTRAL`; always
-null, false, "", [] and {}), and otherwise rejected with an error that names it.
-`api/body_schema.py` applies this to bodies, `fields.py` to the objects in them, and `members.py` to
-objects that are passed on as received.
+null, false, "", [] and {}). With other values, it is rejected with an error that names it.
+`api/body_schema.py` applies these rules to bodies, `fields.py` to the objects in them, and
+`members.py` to objects that are passed on as received.
 
-Two kinds of objects accept unknown fields: `AnyFields` ignores all of them, and `UnsupportedFields`
+Two types of objects accept unknown fields: `AnyFields` ignores all of them, and `UnsupportedFields`
 all except those that carry images or set their size. All other classes forbid unknown fields
 (`forbid_unknown_fields`).
 """
@@ -24,9 +25,9 @@ Nothing = (
     | Annotated[dict[str, Any], Meta(max_length=0)]
     | None
 )
-"""An empty value, for a field that would otherwise change the prompt."""
+"""An empty value. With any other value, the field would change the prompt."""
 Neutral = Mapping[str, tuple[Any, ...]]
-"""For each field, the values with which it has no effect. Without any, only null."""
+"""For each field, the values that have no effect. If there are none, only null has no effect."""
 
 IGNORED = frozenset(
     {
@@ -96,7 +97,7 @@ IGNORED = frozenset(
         "n_keep",
     }
 )
-"""Fields that cannot change an answer, for any value."""
+"""Fields that never change an answer, whatever their value is."""
 
 NEUTRAL: Neutral = {
     # ---- OpenAI's and Anthropic's
@@ -201,8 +202,8 @@ NEUTRAL: Neutral = {
     "tool_choice": ("auto", "none"),
     "transforms": ([], ["middle-out"]),  # prompts that are too long are rejected
 }
-"""Fields of other servers, grouped by server. A field that the API itself reads takes
-precedence.
+"""Fields of other servers, grouped by server, with the values that have no effect. Fields that the
+API itself uses are not looked up here.
 """
 
 INSTEAD = {
@@ -221,23 +222,25 @@ INSTEAD = {
     "repeat_penalty": "use repetition_penalty",
     "think": "use enable_thinking",
 }
-"""What a client can do instead of sending the field."""
+"""What a client can send or do instead of a rejected field."""
 
 
 def says_nothing(value: object) -> bool:
-    """Return True for a value that has no effect in any unknown field."""
+    """Return True for values that have no effect in any unknown field."""
     return value is None or value is False or value in ("", [], {})
 
 
 def is_one_of(value: object, allowed: Iterable[object]) -> bool:
-    """Return True if `value` is in `allowed`. Unlike in Python, False is not equal to 0."""
+    """Return True if `value` is in `allowed`, where False differs from 0 and True from 1."""
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
     )
 
 
 def changes_nothing(name: str, value: object) -> bool:
-    """Return True if an unknown field of an object cannot change an answer with this value."""
+    """Return True if the unknown field `name` of an object cannot change an answer with this
+    value.
+    """
     return name in IGNORED or says_nothing(value) or is_one_of(value, NEUTRAL.get(name, ()))
 
 
