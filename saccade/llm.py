@@ -135,9 +135,9 @@ class _Settings:
 
 
 class LLM:
-    """A model that answers chats.
+    """A model that answers chats from Python.
 
-    `options` are fields of ModelOptions, EngineOptions, CacheOptions, MediaOptions, AnswerOptions
+    options: the fields of ModelOptions, EngineOptions, CacheOptions, MediaOptions, AnswerOptions
     and the option classes of plugins, such as `tp_size=2`.
 
     Raises StartupError if the model cannot be loaded. Call `close()` when you are done, or use it

@@ -31,7 +31,7 @@ class Collectives(Protocol):
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks. `x` must be contiguous, and may be overwritten."""
+        """Return the sum of `x` over all ranks. `x` must be contiguous, and may be overwritten."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:

@@ -320,7 +320,7 @@ class _Api:
 
 
 class _CountedResponses:
-    """Middleware that counts responses by status and by error code."""
+    """Middleware that counts responses by status and error code, in the metrics."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

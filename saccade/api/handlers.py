@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 AnswerLog = Callable[[Sequence[PreparedRequest], UsageCounter, "Tracer"], None]
-"""Called after a request has been answered (`plugin.Http.answer_log`)."""
+"""A function that is called after a request has been answered (`plugin.Http.answer_log`)."""
 
 WatchBody = Callable[[BufferedBody], BodyWatcher | None]
 """Called before a large body is read (`plugin.Http.body_watcher`). Returns a watcher for it, or

@@ -96,7 +96,7 @@ class ResponseWriter(Protocol):
         ...
 
     def keep_update(self, event: AnswerUpdate) -> None:
-        """Store an event for a response that is sent as a whole."""
+        """Store an event for a response that is not streamed."""
         ...
 
     def whole(self) -> object:

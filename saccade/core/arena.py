@@ -1,9 +1,10 @@
-"""The pixel arena: one bounded region of anonymous shared memory.
+"""The pixel arena: a region of anonymous shared memory with a fixed size, through which decoded
+images reach the engine.
 
-The front creates the arena and passes its file descriptor to the workers, which read pixels, and to
-the supervisor of image workers, which copies pixels in. Image workers have no access to it. The
-memory is freed once the last process with a descriptor has exited, even after a crash. The engine
-allocates its space (`sched/images/slots.py`).
+The front process creates the arena and passes its file descriptor to the workers, which read
+pixels, and to the supervisor of image workers, which copies pixels into it. Image workers have no
+access to it. The memory is freed once the last process with a descriptor has exited, even after a
+crash. The engine decides where each image is stored (`sched/images/slots.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Arena:
         return cls(fd, os.fstat(fd).st_size if size is None else size)
 
     def view(self, slot: PixelSlot) -> npt.NDArray[np.uint8]:
-        """Return a slot's pixels [height, width, 3] without a copy.
+        """Return the pixels of a slot, uint8 [height, width, 3], without a copy.
 
         The view is valid as long as the slot is allocated.
         """
@@ -93,7 +94,9 @@ class Arena:
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:
-        """Unmap the memory in this process. Existing views keep it mapped."""
+        """Unmap the memory in this process and close `fd`. Existing views keep the memory
+        mapped.
+        """
         with contextlib.suppress(BufferError):
             self._memory.close()
         os.close(self.fd)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 
 
 def _alphabet() -> dict[str, int]:
-    """Map GPT-2's printable characters to bytes.
+    """Map the printable characters with which GPT-2's tokenizer writes bytes to these bytes.
 
-    Printable Latin-1 characters map to themselves, the other bytes to characters from U+0100.
+    Printable Latin-1 characters stand for themselves. The other bytes are written as characters
+    from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -35,7 +35,8 @@ class Claim:
     names: re.Pattern[str]
 
     def check(self, folder: Path) -> None:
-        """Raise OSError, with the reason, if an unmarked directory contains other programs' files.
+        """Raise OSError, with the reason, if a directory has no marker but contains other programs'
+        files.
 
         A missing directory is accepted.
         """
@@ -52,9 +53,9 @@ class Claim:
             )
 
     def claim_folder(self, folder: Path) -> int:
-        """Create `folder` if it is missing, and mark it.
+        """Create `folder` if it is missing, and write the marker file.
 
-        Returns the owner's user id of new files there, which a network file system may map to
+        Returns the user id that owns new files there, which a network file system may map to
         another user. Raises OSError, with the reason.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,7 +137,9 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """Open a file as `beside` does, or create it if it is missing. Existing content is kept."""
+    """Open a file as `beside` does. Create it if it is missing, and leave existing content
+    unchanged.
+    """
     return beside(path, flags | os.O_CREAT)
 
 

@@ -26,7 +26,7 @@ SALT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client that sent a request."""
+    """The sender of a request, identified by its API key or its address."""
 
     name: str = ""  # the API key's name; "" for the key from --api-key, or without keys
     address: str = ""  # the connection's source address; "" for calls from Python
@@ -104,10 +104,10 @@ class Permits:
         self._option = option
         self._on_change = on_change
         self._taken: Counter[str] = Counter()
-        """By the name of the client's API key."""
+        """The number of requests in flight, by the name of the client's API key."""
 
     def check(self, client: Client = ANYBODY) -> None:
-        """Raise Overloaded if a request of `client` would be rejected now."""
+        """Raise Overloaded if another request of `client` would exceed a limit now."""
         mine, taken = self._taken[client.name], self.taken
         if client.limited and mine >= max(1, self._most * SHARE):
             raise Overloaded(

@@ -74,7 +74,7 @@ class Hardware:
     host_free_bytes: int = 0
     """Free memory of the host of a GPU; 0 on a CPU, where `free_bytes` already counts it."""
     arch: int = 0
-    """Compute capability of a GPU: 90 for 9.0."""
+    """Compute capability of a GPU without the dot, such as 90 for 9.0."""
 
     @property
     def has_fp8(self) -> bool:

@@ -438,7 +438,9 @@ class FamilySpec(Protocol):
 
     @property
     def embedding_width(self) -> int:
-        """Values per image token in an embedding: the hidden size times (1 + deepstack levels)."""
+        """The number of values in each row of an image's embedding: the hidden size times (1 +
+        deepstack levels).
+        """
         ...
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
@@ -496,7 +498,7 @@ class FamilySpec(Protocol):
 
     @property
     def position_axes(self) -> int:
-        """The number of axes of a token's rotary position."""
+        """The number of axes of a token's rotary position: 1, or more for multimodal RoPE."""
         ...
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:

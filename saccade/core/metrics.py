@@ -460,7 +460,7 @@ ROUTED: tuple[Metric, ...] = (
         "Time from the complete body to the choice of a worker",
     ),
 )
-"""The metrics of `saccade route`."""
+"""The metrics that `saccade route` reports."""
 
 Key = tuple[str, tuple[str, ...]]
 """The name of a metric, and the values of its labels in the declared order."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from saccade.core.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
-"""The directory of the built-in model."""
+"""The directory of the built-in demo model."""
 ELSEWHERE = "weights.json"
 """Name of the file that lists a model's weight files if they are not *.safetensors."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tiktoken.model"]
@@ -45,7 +45,9 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
 
 def check_revision(model: str, path: Path, revision: str | None) -> None:
-    """Raise CheckpointError if `revision` is set for a model that is on this machine."""
+    """Raise CheckpointError if `revision` is set, but `path` exists, so the model is not from the
+    hub.
+    """
     if revision is not None and path.exists():
         raise CheckpointError(
             f"--revision {revision}: {model} is on this machine, and only hub models have "

@@ -133,7 +133,9 @@ def following(row: Row) -> Row:
 
 
 Place = Literal["device", "host", "staged", "disk"]
-"""Where an embedding is stored. staged: read from disk, and about to be copied to the device."""
+"""Where an embedding is stored. staged: in host memory after a read from disk, until it is copied
+to the device.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,9 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Copy the embedding of `key` from the device into the arena at `offset`, within the step."""
+    """Copy the embedding of `key` from the device to the arena at `offset`, which is in bytes,
+    before the step ends.
+    """
 
     key: ImageKey
     num_tokens: int
@@ -235,7 +239,7 @@ class PageCopy:
 
 
 PageTier = Literal["host", "disk"]
-"""A cache tier for KV pages, other than the device."""
+"""A cache tier for KV pages in addition to the device."""
 PAGE_TIERS: tuple[PageTier, ...] = get_args(PageTier)
 """All values of `PageTier`, the fastest tier first."""
 
@@ -385,7 +389,7 @@ class Plan:
 
     @property
     def planned(self) -> bool:
-        """True if the step has work other than a change."""
+        """True if the step has any work besides `change`."""
         work = self.rows or self.close or self.open or self.moves or self.encode
         beside = self.tower or self.save or self.deliver or self.pages
         return bool(work or beside or self.wait or self.unused)

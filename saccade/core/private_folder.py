@@ -53,7 +53,7 @@ class PrivateFolder:
         self._handle = handle
 
     def read(self, name: str) -> bytes:
-        """Return the content of a regular file."""
+        """Return the content of the regular file `name`."""
         with os.fdopen(self.open(name, os.O_RDONLY), "rb") as file:
             return file.read()
 
@@ -162,9 +162,10 @@ def _check_owner(name: str, found: os.stat_result, links: int) -> None:
 
 
 def _check_mode(name: str, found: os.stat_result, *, last: bool) -> None:
-    """Raise OSError if other users can create or replace files that we read.
+    """Raise OSError if other users can create or replace files in the directory `name`.
 
-    In a parent with the sticky bit, such as /tmp, other users cannot replace our files.
+    last: False for a parent. In a parent with the sticky bit, such as /tmp, other users cannot
+    replace our files.
     """
     others = found.st_mode & OTHERS
     if not others or (not last and (found.st_mode & stat.S_ISVTX or _is_own_group(found))):

@@ -108,7 +108,9 @@ class PreprocessParams:
     own: OwnPixels | None = None  # a family's own operation, which is applied before the others
 
     def __repr__(self) -> str:
-        """Part of the cache key of stored embeddings: any change to it invalidates all of them."""
+        """Return a string that is part of the cache key of stored embeddings. Any change to its
+        format invalidates all of them.
+        """
         own = "" if self.own is None else f", own={self.own!r}"
         return (
             f"ImageRecipe(canvas={self.canvas!r}, grid={self.grid!r}, views={self.views!r}, "

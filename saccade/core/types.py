@@ -433,12 +433,12 @@ class Request:
 
     @property
     def adapter(self) -> AdapterRef:
-        """The request's LoRA adapter."""
+        """The LoRA adapter that the request uses, or `NO_ADAPTER`."""
         return self.caching.adapter
 
     @property
     def most_tokens(self) -> int:
-        """The maximum number of tokens to generate."""
+        """The maximum number of tokens to generate. It is 0 if only the prompt is read."""
         return self.sampling.max_tokens if self.reading is None else 0
 
 

@@ -131,7 +131,9 @@ def stacked(recipe: PreprocessParams, grid: Grid, frames: int) -> PreprocessPara
 
 
 def check_video_options(options: VideoOptions, param: str) -> None:
-    """Raise InvalidRequest for contradictory or unreasonable options."""
+    """Raise InvalidRequest if options contradict each other or are out of range. param: the video's
+    field.
+    """
     num_frames = None if options.num_frames == ALL_FRAMES else options.num_frames
     if options.fps is not None and num_frames is not None:
         raise InvalidRequest(

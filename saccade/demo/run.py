@@ -201,7 +201,9 @@ def image_counts(client: httpx.Client) -> dict[str, int]:
 
 
 def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
-    """Print the cost of each question, in a table that fits in 80 columns."""
+    """Print the latency, token counts and cache hits of each question, in a table that fits in 80
+    columns.
+    """
     table = Table("turn", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
     for index, answer in enumerate(answers, 1):
         figures = (
@@ -230,7 +232,9 @@ def show(console: Console, source: Path, path: Path, number: int) -> None:
 
 
 def half_blocks(image: Image.Image, width: int) -> Text:
-    """Return the image as text. Each character cell shows two pixels, one above the other."""
+    """Convert an image to text of `width` characters per line. Each character shows two pixels, one
+    above the other.
+    """
     height = max(1, round(image.height * width / image.width / 2))
     small = image.convert("RGB").resize((width, 2 * height), Image.Resampling.LANCZOS)
     text = Text()

@@ -106,7 +106,7 @@ class Bodies:
         self.threads = BodyThreads()
         self.held = 0
         self.of: Counter[str] = Counter()
-        """Buffered bytes, by the name of the API key."""
+        """The number of buffered bytes, by the name of the API key."""
         self._metrics = metrics
         self._sent: SentBytes | None = None
 

@@ -42,7 +42,7 @@ HEAD_BYTES = 32 * 1024
 framing without body bytes in between.
 """
 HEAD_LINES = 128
-"""Maximum number of headers."""
+"""Maximum number of headers in a request."""
 PIECE = 8192
 """How many bytes of headers and chunk framing are parsed for one connection before other
 connections are served.

@@ -33,7 +33,7 @@ from saccade.edge.refusal import refusal
 _DEFAULT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 CLIENT = "saccade.client"
-"""Key in an ASGI scope for the authenticated `Client`."""
+"""Key in an ASGI scope under which the authenticated `Client` is stored."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request that the current task serves, for log entries."""

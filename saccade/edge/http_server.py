@@ -49,7 +49,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket) -> str:
-    """Return the URL of a bound socket."""
+    """Return the URL of the server that listens on the socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

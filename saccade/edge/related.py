@@ -143,7 +143,7 @@ class RelatedBody:
         return made
 
     def _salt(self) -> str:
-        """Return the request's cache_salt, or "" if the body is invalid."""
+        """Return the `cache_salt` in the JSON, or "" if it is missing or the JSON is invalid."""
         try:
             salt = _SCOPE.decode(self.json).cache_salt
         except (msgspec.DecodeError, ValueError, RecursionError):

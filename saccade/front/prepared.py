@@ -60,7 +60,7 @@ class Answers(Protocol):
     def metrics(self) -> Metrics: ...
 
     def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
-        """Yield updates of the answers to the requests as they arrive."""
+        """Submit the requests, and yield updates of their answers as they arrive."""
         ...
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -53,7 +53,7 @@ class SharedReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class WasRead:
-    """The pooled output of one prompt, and its token counts."""
+    """The values computed from one prompt, and its token counts."""
 
     values: npt.NDArray[np.float32]  # float32 [C, width]
     tokens: int  # prompt tokens

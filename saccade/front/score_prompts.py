@@ -115,7 +115,7 @@ class Scoring:
     def rank_chat(
         self, query: Sequence[Part], document: Sequence[Part], instruction: str | None
     ) -> Chat:
-        """Build the prompt that asks whether `document` answers `query`."""
+        """Build a prompt that asks the reranker whether `document` answers `query`."""
         own = self.templates
         assert own is not None, "a ranker has templates"
         instruct, before_query, before_document = own.marks

@@ -246,7 +246,7 @@ def changes_nothing(name: str, value: object) -> bool:
 
 if TYPE_CHECKING:
     Unread = Any
-    """A subclass may declare the field again, with a specific type."""
+    """For type checkers, because a subclass may declare the field again with a specific type."""
     Uncut = Any
 else:
     Unread = Nothing

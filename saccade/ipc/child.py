@@ -222,12 +222,12 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def close(self) -> None:
-        """Close the channel in the background, after the queued messages have been sent."""
+        """Start to close the channel, and return at once. Queued messages are still sent."""
         if self._transport is not None:
             self._transport.close()
 
     async def flush(self, seconds: float) -> None:
-        """Close the channel, and wait up to `seconds` until the queued messages have been sent."""
+        """Close the channel, and wait up to `seconds` until its queued messages have been sent."""
         self.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
@@ -266,8 +266,8 @@ class HeartbeatMonitor:
         self.seconds = 0.0
 
     def tick(self) -> None:
-        """Add the time since the last tick. Call this every `HEARTBEAT_SECONDS`, after all received
-        messages have been handled.
+        """Add the time since the previous call. Call this every `HEARTBEAT_SECONDS`, after handling
+        all received messages.
         """
         now = time.monotonic()
         if self._ticked is not None:
@@ -379,7 +379,7 @@ class Child:
         return None
 
     def kill(self) -> None:
-        """Send SIGKILL to the child. This is a no-op if it has exited."""
+        """Send SIGKILL to the child. A no-op if it has exited."""
         if self._process.poll() is None:
             self._process.kill()
 

@@ -38,7 +38,9 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def bare(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return only the variables in `PLAIN`, for processes that a malicious file may compromise."""
+    """Return only the variables in `PLAIN`, for processes that a malicious image could take
+    over.
+    """
     return {name: value for name, value in environment.items() if PLAIN.fullmatch(name)}
 
 

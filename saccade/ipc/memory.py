@@ -18,7 +18,7 @@ from typing import cast
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt`, from malloc.h."""
 MAX_THRESHOLD = 32 << 20
-"""The maximum that glibc accepts for M_MMAP_THRESHOLD."""
+"""The maximum value of M_MMAP_THRESHOLD that glibc accepts."""
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 

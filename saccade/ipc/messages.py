@@ -166,7 +166,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """A request for metrics. The engine answers with `MetricValues`."""
+    """Request the engine's metrics. It answers with `MetricValues`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Heartbeat, sent at least every `child.HEARTBEAT_SECONDS`."""
+    """Shows that the sender is alive. Sent at least every `child.HEARTBEAT_SECONDS`."""
 
     overdue: str = ""  # from the engine: why the current step takes too long, or ""
 

@@ -184,7 +184,7 @@ def _open_pidfd(starter: int) -> int:
 
 
 def _stdout_has_reader() -> bool:
-    """Return True if stdout is a pipe or a socket, so that another process reads it."""
+    """Return True if stdout is a pipe or a socket, which another process reads."""
     with suppress(OSError):
         kind = os.fstat(STDOUT).st_mode
         return stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)

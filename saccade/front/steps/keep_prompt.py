@@ -33,7 +33,9 @@ class KeepPrompt:
     def with_breakpoints(
         self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt
     ) -> Prompt:
-        """Return the prompt with its breakpoints and message offsets."""
+        """Return the prompt with cache breakpoints and, for cache diagnostics, the offsets of its
+        parts.
+        """
         spans, images = prompt.spans, [each.image for each in prompt.opened]
         ends = encoded.message_offsets
         found = [(self._spec.widened(at, spans, images), mark) for at, mark in ends]

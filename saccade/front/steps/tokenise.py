@@ -28,7 +28,8 @@ class Tokenise:
         self._tags = context.tags
 
     async def encode(self, preparation: Preparation) -> None:
-        """Tokenize the text, with one token per image, and compute the sampling parameters.
+        """Tokenize the text, with a single token for each image, and compute the sampling
+        parameters.
 
         Raises InvalidRequest if the tokens leave no space for an answer.
         """

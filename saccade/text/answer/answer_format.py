@@ -44,7 +44,7 @@ class AnswerFormat:
     reasoning: Tags | None = None  # the tags around reasoning, or `None` if unknown
 
     def described(self) -> tuple[tuple[str, str], ...]:
-        """Return (name, value) pairs for the start-up report."""
+        """Return the two formats as (name, value) pairs, for the start-up report."""
         calls = "none: tools are refused"
         if self.calls is not None:
             calls = f"{self.calls.name} ({self.calls.note})" if self.calls.note else self.calls.name

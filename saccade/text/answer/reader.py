@@ -85,7 +85,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """A complete response."""
+    """A complete response, separated into text, reasoning and tool calls."""
 
     text: str
     reasoning: str

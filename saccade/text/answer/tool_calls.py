@@ -63,7 +63,7 @@ class ToolCalls:
 
     @property
     def started(self) -> int:
-        """The index of the next call."""
+        """The index that the next call will have."""
         return self._next
 
     @property

@@ -25,7 +25,7 @@ class TypedArguments:
         self._value: list[str] = []
         self._streams = False  # the value is a string, which is returned as it arrives
         self.ready: list[str] = []
-        """JSON to return from `take_arguments`."""
+        """Pieces of JSON that `take_arguments` returns next."""
 
     def begin_value(self, key: str) -> bool:
         """Start the value of the argument `key`. Returns False if the key is empty or a

@@ -1,11 +1,12 @@
-"""Keeps clients from writing special tokens: only the chat template can.
+"""Prevents clients from writing special tokens. Only the chat template can.
 
 The name of a special token in a message is tokenized as plain text. To distinguish it from one that
-the template wrote, each special token has a key character (`|` for Qwen's `<|im_end|>`). During
-rendering, a random private-use character replaces every key character in the client's texts. These
-texts then cannot form a special token, however the template splits and joins them. The special
-tokens in the marked text are therefore the template's, and have the same offsets in the prompt. If
-messages contain no names of special tokens, the prompt is tokenized as usual.
+the template wrote, a key character is chosen for each special token (`|` for Qwen's `<|im_end|>`).
+While the template is rendered, a random private-use character replaces each key character in the
+client's texts. These texts then cannot form a special token, however the template splits and joins
+them. All special tokens in this marked rendering are therefore the template's, and have the same
+offsets in the prompt. If messages contain no names of special tokens, the prompt is tokenized as
+usual.
 """
 
 from __future__ import annotations
