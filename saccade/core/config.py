@@ -70,7 +70,7 @@ class Hardware:
     device: Literal["cpu", "cuda"]
     name: str
     total_bytes: int
-    free_bytes: int  # of the device, after the weights were loaded
+    free_bytes: int  # free memory of the device after the weights were loaded
     host_free_bytes: int = 0
     """Free memory of the host of a GPU; 0 on a CPU, where `free_bytes` already counts it."""
     arch: int = 0

@@ -321,7 +321,7 @@ Part = tuple[float, float, float, float]
 class CanvasTile:
     """A part of a preprocessed image that the vision encoder encodes separately."""
 
-    window: Box  # its pixels on the canvas
+    window: Box  # its pixels in the preprocessed image
     grid: Grid  # the grid of an image that consists of this tile only
     # its rows in the image's embedding, in the vision encoder's order
     rows: tuple[range, ...]

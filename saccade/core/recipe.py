@@ -99,12 +99,12 @@ class PreprocessParams:
 
     canvas: Size  # (height, width) of the result, as stored in the arena
     grid: Grid  # from which the family derives tokens, positions and cost
-    # regions of the image, resized by `resample` and copied to the canvas; if empty, `own` makes
+    # regions of the image, resized with `resample` and copied to the canvas; if empty, `own` makes
     # the canvas itself
     views: tuple[ImageView, ...]
-    fill: tuple[int, int, int] | None = None  # color outside the views; None: they cover it
+    fill: tuple[int, int, int] | None = None  # color outside the views; None: they cover the output
     resample: Resample = "bicubic"
-    through: tuple[Size, ...] = ()  # sizes to which the image is resized one after another first
+    through: tuple[Size, ...] = ()  # the image is first resized to these sizes, one after another
     own: OwnPixels | None = None  # a family's own operation, which is applied before the others
 
     def __repr__(self) -> str:

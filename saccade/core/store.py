@@ -48,8 +48,8 @@ class FolderLayout:
 
     claim: Claim
     folder: re.Pattern[str]  # a model's directory
-    file: re.Pattern[str]  # an item
-    draft: re.Pattern[str]  # an item that is being written, if the directory is not shared
+    file: re.Pattern[str]  # a file with an embedding or a page
+    draft: re.Pattern[str]  # a file that is being written, if the directory is not shared
 
     def folders(self, root: Path) -> Iterator[tuple[Path, int]]:
         """Yield the path and an open descriptor of each model's directory below `root`. Symbolic

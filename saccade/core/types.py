@@ -352,9 +352,9 @@ class AdapterRef:
     """A loaded LoRA adapter, or the base model."""
 
     number: int = 0  # unique while the server runs; 0: the base model
-    fingerprint: str = ""  # of its files
+    fingerprint: str = ""  # fingerprint of its files
     tower: bool = False  # True if it changes the vision encoder
-    name: str = ""  # as clients call it
+    name: str = ""  # the name that clients use
 
     def salted(self, salt: str) -> str:
         """Return the salt for image keys. It contains the adapter's fingerprint if the adapter
@@ -573,7 +573,7 @@ class CacheMiss:
 
     reason: CacheMissReason
     token: int  # the first token that differs from the earlier prompt, or was evicted
-    tokens: int  # prompt tokens from that one on
+    tokens: int  # prompt tokens from `token` on
     # the client's name for the part of the prompt with that token; filled in by the front
     place: str = ""
 
@@ -627,11 +627,11 @@ class Delta:
     code: str | None = None
     caching: CacheReport | None = None  # None for requests without cache options
     # the prompt
-    scores: PromptScores | None = None  # the scores that follow the last ones, before any token
+    scores: PromptScores | None = None  # scores after those of the previous delta, before any token
     admitted: float = 0.0  # `time.monotonic()` when it first got a slot; 0.0 if it never did
     # (offset, bytes) in the arena, for a request for an embedding only; the embedding stays there
     # until the request is aborted
     embedding: tuple[int, int] | None = None
-    pooled_output: PooledOutput | None = None  # follows the last one; the final one has `finish`
-    restored: tuple[tuple[Tier, int], ...] = ()  # `cached_tokens` loaded from each other tier
+    pooled_output: PooledOutput | None = None  # after the previous one; the last has `finish`
+    restored: tuple[tuple[Tier, int], ...] = ()  # `cached_tokens` that another tier had
     draft_counts: tuple[DraftCounts, ...] = ()  # totals so far, by source

@@ -54,8 +54,8 @@ class FrameBudget:
 class FrameTimes:
     """The indices and rates of a video's sampled frames, from which their times follow."""
 
-    indices: tuple[int, ...]  # of the sampled frames in the video
-    fps: float  # of the video
+    indices: tuple[int, ...]  # frame numbers in the video, one per sampled frame
+    fps: float  # frames per second in the video
     sampled: float  # frames sampled per second
 
     @property

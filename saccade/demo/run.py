@@ -67,7 +67,7 @@ class DemoAnswer:
 
     text: str
     ttft: float  # seconds to the first text
-    total: float  # seconds
+    total: float  # seconds to the end of the answer
     prompt_tokens: int
     cached_tokens: int
     encoded: int  # images that were encoded

@@ -183,7 +183,7 @@ class BufferedBody:
     client: Client = ANYBODY
     nbytes: int = 0
     watcher: BodyWatcher | None = None
-    receive_ms: float = 0.0  # from the first look for the body to its last byte
+    receive_ms: float = 0.0  # from the first read of the body to its last byte
 
     def resize(self, nbytes: int) -> None:
         """Set the number of buffered bytes. Raises Overloaded if `nbytes` exceeds what is

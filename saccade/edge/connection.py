@@ -67,7 +67,7 @@ class _Message:
     given: int = 0
     lines: int = 0  # headers
     chunks: int = 0  # chunks of a chunked body
-    content: int = 0  # bytes in them
+    content: int = 0  # bytes in these chunks
     tail: bytes = b""  # the last bytes passed to the parser, to find an empty line
     in_body: bool = False
     ended: bool = False
@@ -185,8 +185,8 @@ class Connection(HttpToolsProtocol):
         self._within_limits = True
         self._message = _Message()
         self._surplus = bytearray()  # bytes that the parser has not received yet
-        self._counted = 0  # those reported to the limiter
-        self._deadline: float | None = None  # for a head, or for lingering
+        self._counted = 0  # how many of these the limiter has counted
+        self._deadline: float | None = None  # for receiving headers, or the rest of a rejected body
         self._lingering: int | None = None  # remaining bytes to discard
         self._outlet = cast(_Outlet, None)
         self._stopping = False

@@ -52,7 +52,7 @@ class CachedTokens(NamedTuple):
     """How many prompt tokens were found in the prefix cache, in total and by tier."""
 
     total: int = 0
-    restored: tuple[tuple[Tier, int], ...] = ()  # those that were not on the device, by tier
+    restored: tuple[tuple[Tier, int], ...] = ()  # cached tokens not on the device, by tier
 
 
 NONE_CACHED = CachedTokens()
@@ -65,7 +65,7 @@ class AheadReport:
     """
 
     prepared: int = 0  # prompt tokens that were computed before the request arrived
-    used: int = 0  # those among them that the prompt starts with
+    used: int = 0  # how many of these are the start of the prompt
     changed: str = ""  # the first message that differs from the previous prompt, and how
     advice: str = ""  # advice for the client on how to avoid the difference
 

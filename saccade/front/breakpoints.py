@@ -85,7 +85,7 @@ class Mark:
 
     place: str  # path in the client's request
     seconds: int | None  # None: as in `prompt_cache_options`, or 30 minutes
-    strict: bool  # Anthropic's; more than four are an error
+    strict: bool  # it is Anthropic's, of which more than four are an error
     message: int | None = None
     part: int | None = None
 

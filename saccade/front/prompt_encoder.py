@@ -77,7 +77,7 @@ class GenerationRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1  # number of answers
     cache_salt: str = ""
-    # whether the tokenizer adds its special tokens, such as BOS; None: only for a text
+    # whether the tokenizer adds its special tokens, such as BOS; None: only if the prompt is a text
     add_special_tokens: bool | None = None
     # the answers
     silent: bool = False  # report only how each answer ends

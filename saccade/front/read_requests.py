@@ -57,9 +57,9 @@ class WasRead:
 
     values: npt.NDArray[np.float32]  # float32 [C, width]
     tokens: int  # prompt tokens
-    cached: int  # those from the cache
-    written: int  # those now pinned by a cache breakpoint
-    images: int  # those of images
+    cached: int  # prompt tokens from the cache
+    written: int  # prompt tokens newly pinned by a cache breakpoint
+    images: int  # prompt tokens of images
 
 
 def read_request(

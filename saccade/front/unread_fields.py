@@ -251,7 +251,7 @@ if TYPE_CHECKING:
 else:
     Unread = Nothing
     Uncut = str | float | bool | dict[str, Any] | Annotated[list[Any], Meta(max_length=0)] | None
-    """Corners are refused where nothing is cut. Anything else may be a note of the client's."""
+    """A list is rejected: it has the corners of a region to crop. Other values may be notes."""
 
 
 class AnyFields(Struct):
