@@ -158,7 +158,9 @@ class SnapshotConfig:
 
     @property
     def without_drafts(self) -> SnapshotConfig:
-        """The same amount of memory without rows for draft tokens: they become snapshots."""
+        """A configuration for a server without speculative decoding. The rows for draft tokens
+        become snapshots.
+        """
         return SnapshotConfig(self.lines if self.count else 0, self.tokens)
 
 

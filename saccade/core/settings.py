@@ -66,7 +66,7 @@ class DiskFolder:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings(SharedOptions):
-    """Models in GGUF files."""
+    """Options for models in GGUF files."""
 
     mmproj: str | None = None
     """The *.gguf file with the vision encoder of a language model in another *.gguf file. Default:
@@ -76,7 +76,7 @@ class CheckpointSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class ParitySettings(SharedOptions):
-    """How responses are verified against transformers."""
+    """Whether answers must be verified against transformers."""
 
     parity: Parity = "auto"
     """How answers must be verified against transformers. auto: only serve architectures that tests
@@ -87,7 +87,7 @@ class ParitySettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class PoolingSettings(SharedOptions):
-    """Embeddings and reranking."""
+    """Options for embeddings and reranking."""
 
     pooling: Pooling = "auto"
     """How embeddings and ranks are computed. auto: by the checkpoint's files. embed, rank: even if
@@ -98,7 +98,7 @@ class PoolingSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings(SharedOptions):
-    """LoRA adapters that requests can select."""
+    """Options for LoRA adapters, which requests can select by name."""
 
     lora: tuple[str, ...] = ()
     """A LoRA adapter in PEFT's format, NAME=FOLDER. Repeat the option for several. Requests
@@ -126,7 +126,7 @@ class AdapterSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings(SharedOptions):
-    """Timeouts for data from other servers."""
+    """Timeouts for data that is fetched from other servers."""
 
     fetch_timeout: float = tuned(
         10.0,
@@ -137,7 +137,7 @@ class FetchSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class FileSettings(SharedOptions):
-    """Uploaded files."""
+    """Where files uploaded with /v1/files are stored."""
 
     files_dir: str | None = None
     """Folder for files uploaded with /v1/files, as FOLDER, FOLDER:SIZE or :SIZE. Beyond the size,
@@ -172,7 +172,7 @@ class LogSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class KeySettings(SharedOptions):
-    """API keys in a file."""
+    """Options for several API keys, which are in a file."""
 
     needs_server: ClassVar[bool] = True
     api_keys_file: str | None = None
@@ -232,7 +232,7 @@ class RoleSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class ParallelSettings(SharedOptions):
-    """The processes that one model is sharded over."""
+    """Options for splitting one model over several processes."""
 
     tp_size: int = basic(1)
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
@@ -266,7 +266,9 @@ class ParallelSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class TierSettings(SharedOptions):
-    """Image embeddings and KV in host memory, on disk, and in a directory that servers share."""
+    """The sizes and directories of cache tiers for image embeddings and KV: host memory, disk, and
+    a directory that servers share.
+    """
 
     embedding_cache_host_mb: int | None = tuned(
         None,
@@ -294,12 +296,16 @@ class TierSettings(SharedOptions):
 
     @property
     def embedding_disk(self) -> DiskFolder | None:
-        """The directory for embeddings. Raises ConfigError if its size is invalid."""
+        """The directory for embeddings and its size limit, or None. Raises ConfigError if the size
+        is invalid.
+        """
         return _disk("--embedding-cache-dir", self.embedding_cache_dir)
 
     @property
     def kv_disk(self) -> DiskFolder | None:
-        """The directory for KV. Raises ConfigError if its size is invalid."""
+        """The directory for KV and its size limit, or None. Raises ConfigError if the size is
+        invalid.
+        """
         return _disk("--kv-cache-dir", self.kv_cache_dir)
 
 
@@ -309,7 +315,7 @@ def _disk(option: str, given: str | None) -> DiskFolder | None:
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings(SharedOptions):
-    """Speculative decoding."""
+    """Options for speculative decoding."""
 
     speculative: Speculative = "auto"
     """Speculative decoding, with draft tokens from the prompt and from answers. auto: only if
@@ -320,7 +326,7 @@ class DraftSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class CudaSettings(SharedOptions):
-    """CUDA graphs, and attention in the vision encoder."""
+    """Options for CUDA graphs, and for attention in the vision encoder."""
 
     mm_attention_backend: str = tuned(
         "auto",
@@ -333,7 +339,7 @@ class CudaSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationSettings(SharedOptions):
-    """Quantization of the model's weights, and of keys and values."""
+    """How weights, keys and values are quantized."""
 
     quantization: QuantizationMode = basic("auto")
     """Bits of the language model's matrices. auto: the checkpoint's own bits if the device supports

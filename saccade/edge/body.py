@@ -88,7 +88,7 @@ class BodyThreads:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def close(self) -> None:
-        """Cancel calls that have not started."""
+        """Cancel calls of `run` that have not started, and stop the threads."""
         for pool in (self._pool, self._large):
             pool.shutdown(wait=False, cancel_futures=True)
 

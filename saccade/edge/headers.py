@@ -92,7 +92,9 @@ class Stamp:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve as the wrapped application where only the headers of a middleware are needed."""
+    """Do nothing. A placeholder application for `CORSMiddleware`, of which only the headers are
+    used.
+    """
 
 
 class RequestIds:

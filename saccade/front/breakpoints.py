@@ -31,14 +31,14 @@ _EPHEMERAL, _EXPLICIT = 300, 1800
 
 
 class CacheControl(AnyFields):
-    """Anthropic's breakpoint: keep the prompt up to here."""
+    """Anthropic's cache breakpoint: keep the prompt up to here in the caches."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: Lifetime | None = None
 
 
 class PromptCacheBreakpoint(AnyFields):
-    """OpenAI's breakpoint: keep the prompt up to here.
+    """OpenAI's cache breakpoint: keep the prompt up to here in the caches.
 
     `ttl` defaults to the ttl in `prompt_cache_options`, or to 30m.
     """

@@ -40,19 +40,19 @@ MAX_CALLS = 256
 
 
 class TextPart(Marked, tag_field="type", tag="text", kw_only=True):
-    """Text in a message."""
+    """A part of a message that contains text."""
 
     text: str
 
 
 class InputTextPart(Marked, tag_field="type", tag="input_text", kw_only=True):
-    """Text, as named in the Responses API."""
+    """A text part with the type name of the Responses API."""
 
     text: str
 
 
 class RefusalPart(Marked, tag_field="type", tag="refusal", kw_only=True):
-    """An earlier answer that was a refusal. The model reads it as text."""
+    """A part with an earlier refusal of the model, which the model reads as text."""
 
     refusal: str
 
@@ -76,7 +76,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class FunctionCall(AnyFields):
-    """A call by the assistant."""
+    """The function that the assistant has called, and its arguments."""
 
     name: Name
     arguments: str | dict[str, Any] = ""
@@ -84,7 +84,7 @@ class FunctionCall(AnyFields):
 
 
 class ToolCall(AnyFields):
-    """An entry of an assistant message's `tool_calls`."""
+    """A tool call in an assistant message."""
 
     function: FunctionCall
     id: Name | None = None
@@ -93,7 +93,7 @@ class ToolCall(AnyFields):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message in any role."""
+    """A message of a chat, in any role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """Text in a message."""
+    """A part of a message that contains text."""
 
     text: str
     place: str = ""  # path in the client's request

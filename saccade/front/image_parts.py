@@ -54,7 +54,7 @@ class Pixels(IgnoredFields, kw_only=True):
 
 
 class ImageSizeOptions(MarkedMedia, kw_only=True):
-    """The options of `Pixels`, next to the image in its part."""
+    """Options for an image that are next to it in its part, instead of inside its object."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -93,20 +93,20 @@ class UploadedFile(Pixels, kw_only=True):
 
 
 class InlineSource(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
-    """An image's bytes in base64, as in Anthropic's Messages."""
+    """The bytes of an image in base64, in the format of Anthropic's Messages."""
 
     data: str
     media_type: str | None = None  # ignored, because the bytes determine the type
 
 
 class LinkedSource(IgnoredFields, tag_field="type", tag="url", kw_only=True):
-    """An image's URL, as in Anthropic's Messages."""
+    """The URL of an image, in the format of Anthropic's Messages."""
 
     url: str
 
 
 class UploadedSource(IgnoredFields, tag_field="type", tag="file", kw_only=True):
-    """An uploaded image, as in Anthropic's Messages."""
+    """The id of an uploaded image, in the format of Anthropic's Messages."""
 
     file_id: str
 
@@ -132,7 +132,9 @@ class SourcedPart(ImageSizeOptions, kw_only=True):
 
 
 class ImagePart(ImageSizeOptions, tag_field="type", tag="image_url", kw_only=True):
-    """An image in a message. Its pixels may be limited in the part or inside `image_url`."""
+    """A part of a message that contains an image. Options may be in the part or inside
+    `image_url`.
+    """
 
     image_url: str | ImageURL | None = None
     # the client's name for the image, which can be sent alone while the image is cached
@@ -140,7 +142,7 @@ class ImagePart(ImageSizeOptions, tag_field="type", tag="image_url", kw_only=Tru
 
 
 class InputImagePart(ImageSizeOptions, tag_field="type", tag="input_image", kw_only=True):
-    """An image, as named in the Responses API."""
+    """An image part with the type name of the Responses API."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -158,7 +160,7 @@ class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
 
 
 class ImageFilePart(ImageSizeOptions, tag_field="type", tag="image_file", kw_only=True):
-    """An uploaded image in a message."""
+    """A part of a message that refers to an uploaded image."""
 
     image_file: UploadedFile
     """The uploaded or inline image."""

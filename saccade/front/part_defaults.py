@@ -23,7 +23,7 @@ PageNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class DocumentOptions(Struct, forbid_unknown_fields=True):
-    """Options for PDFs, which only this server has."""
+    """Options for PDFs. Other servers do not have them."""
 
     documents: PageView | None = None
     """How the model sees a PDF's pages: text, images, both, or bare images without page numbers."""

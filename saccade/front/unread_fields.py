@@ -255,8 +255,8 @@ else:
 
 
 class AnyFields(Struct):
-    """An object whose unknown fields cannot change an answer, such as a cache breakpoint, a note,
-    or data of an earlier answer.
+    """Base class of objects whose unknown fields cannot change an answer and are ignored, such as
+    cache breakpoints, notes, and data of an earlier answer.
     """
 
 
@@ -268,10 +268,10 @@ class Citations(Struct, forbid_unknown_fields=True):
 
 
 class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """An image, a video, a file, or the object with its URL.
+    """Base class of images, videos, files, and the objects with their URLs.
 
-    The fields of this class may have any value, unless a subclass reads them. All others are
-    rejected.
+    The fields of this class may have any value, unless a subclass uses them. All other unknown
+    fields are rejected.
     """
 
     _meta: Any = None  # MCP's
@@ -317,7 +317,11 @@ class SpokenAnswer(AnyFields):
 
 
 class UnsupportedFields(Struct, kw_only=True):
-    """A message, a text, or an item of a conversation."""
+    """Base class of messages, texts, and items of a conversation.
+
+    Unknown fields are ignored, except the fields of this class, which must be empty: they would
+    carry images or set their size.
+    """
 
     # ---- images
     image: Unread = None

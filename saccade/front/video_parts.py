@@ -30,7 +30,7 @@ MAX_PARTS = 4 * MAX_FRAMES
 
 
 class VideoLook(IgnoredFields, kw_only=True):
-    """How to sample a video."""
+    """Options for sampling the frames of a video."""
 
     # frames per second to take; for a list of frames, the rate at which they were taken
     fps: Rate | None = None
@@ -51,13 +51,13 @@ class VideoURL(VideoLook, kw_only=True):
 
 
 class FrameFile(Struct, forbid_unknown_fields=True):
-    """An uploaded frame, or an uploaded video."""
+    """The id of an uploaded frame, or of an uploaded video."""
 
     file_id: str
 
 
 class MarkedVideo(MarkedMedia, kw_only=True):
-    """A video part, with the options of `VideoLook`."""
+    """Options for a video that are next to it in its part, instead of inside its object."""
 
     fps: Rate | None = None
     num_frames: FrameCount | None = None
@@ -68,7 +68,7 @@ class MarkedVideo(MarkedMedia, kw_only=True):
 
 
 class VideoURLPart(MarkedVideo, tag_field="type", tag="video_url", kw_only=True):
-    """A video in a message."""
+    """A part of a message that contains a video."""
 
     video_url: str | VideoURL
 
@@ -112,7 +112,7 @@ class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`media_io_kwargs`, as in vLLM."""
+    """Options for reading videos, in vLLM's field `media_io_kwargs`."""
 
     video: VideoReading | None = None
     """How to read videos."""

@@ -67,7 +67,7 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """The tokens of one request. The prompt counts once for any `n`."""
+    """The token counts of one request. The prompt counts once, whatever `n` is."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -208,7 +208,7 @@ class AnswerDelta(Struct):
 
 
 class ChunkChoice(Struct):
-    """One answer's part of a chunk."""
+    """The part of a chunk that belongs to one answer."""
 
     index: int
     delta: AnswerDelta
@@ -244,7 +244,7 @@ class MissReason(Struct):
 
 
 class CacheDiagnostics(Struct):
-    """What the caches were missing of a prompt, compared with earlier prompts."""
+    """Why the caches did not contain more of a prompt, compared with earlier prompts."""
 
     cache_miss_reason: MissReason | None
     """Null if the cache held everything that earlier prompts contain."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A part of the response's text."""
+    """A piece of text of the response."""
 
     text: str
 

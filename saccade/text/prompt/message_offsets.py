@@ -35,7 +35,7 @@ class MessageOffset:
 def flagged(
     messages: Sequence[TemplateMessage],
 ) -> tuple[list[TemplateMessage], list[tuple[int, int | None]]]:
-    """Return the messages with flags, and the (message, part) that each flag marks the end of.
+    """Return the messages with flags and, for each flag, the (message, part) whose end it marks.
 
     The first message that is not a system message also starts with a flag (`TOOLS`).
     """

@@ -305,7 +305,9 @@ class ChatTemplate:
         )
 
     def _find_shapes(self, name: str, offered: bool) -> ContentShapes:
-        """Detect the shapes of content that a template supports. offered: in prompts with tools."""
+        """Detect the shapes of content that a template supports. offered: whether the test prompts
+        have tools.
+        """
         tools = [_SOME_TOOL] if offered else None
 
         def render(messages: Sequence[TemplateMessage]) -> str | None:
