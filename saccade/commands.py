@@ -98,7 +98,7 @@ OWN = [(name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in H
 def is_plain(arguments: Sequence[str], environment: Iterable[str]) -> bool:
     """Return True for `serve` if all options are numbers, strings or switches of the core.
 
-    Other options may belong to a plugin, or may be those of another server.
+    Any other option may belong to a plugin, or may be spelled as in another server.
     """
     kinds = [kind for _, kind, _ in OWN]
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}

@@ -331,8 +331,8 @@ class LLM:
     ) -> Vectors:
         """Return embeddings [N, D], each with length 1, of strings, images, or lists of both.
 
-        instruction: tells the model what the embeddings are for. By default, the one that the
-            checkpoint was trained with is used.
+        instruction: tells the model what the embeddings are for. The default is the instruction
+            that the checkpoint was trained with.
         dimensions: truncate each embedding to this many values, and scale it to length 1 again.
 
         The model must be a Qwen3-VL-Embedding checkpoint, or any other with `pooling="last"`, whose

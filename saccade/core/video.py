@@ -41,7 +41,8 @@ class VideoOptions:
 
 @dataclass(frozen=True, slots=True)
 class FrameBudget:
-    """The values besides its original size that determine to what size a frame is resized.
+    """The number of frames and the requested limits, from which the size of each frame after
+    resizing follows.
 
     This is part of the protocol with encoder servers, so fields cannot be renamed.
     """

@@ -263,8 +263,10 @@ def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: 
 
 
 def program(path: Path = SCRIPT) -> tuple[str, ...]:
-    """Return the words of the command with which a user in this directory can run `saccade`. path:
-    where installers put it.
+    """Return the command, as a tuple of arguments, with which a user in this directory can run
+    `saccade`.
+
+    path: where installers put the script.
     """
     if shutil.which("saccade") == str(path):
         return ("saccade",)

@@ -134,9 +134,10 @@ def client_of(scope: Scope) -> Client:
 
 
 def check_operator(scope: Scope) -> None:
-    """Raise Unauthorized if the client has one of several API keys.
+    """Raise Unauthorized if the client may not change caches and weights.
 
-    Caches and weights are shared, so only the key from --api-key may change them.
+    All API keys share them, so if there are several keys, only the one from --api-key may change
+    them.
     """
     client = client_of(scope)
     if client.limited and client.name:

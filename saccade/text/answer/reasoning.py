@@ -73,7 +73,7 @@ class Reasoning:
         return pieces
 
     def end(self) -> list[Piece]:
-        """Return the text that was held back, at the end of the response."""
+        """Return the text that was held back. Call this at the end of the response."""
         held, self._held = self._held, ""
         if self._where == "either":
             return [Piece(held, False)] if held else []
