@@ -1,6 +1,6 @@
-"""The entry point of the `saccade` command. The subcommands are in `commands.py`.
+"""The entry point of the `saccade` command. `commands.py` has the subcommands.
 
-Ctrl-C while the modules are still being imported prints one line instead of a traceback.
+Ctrl-C while modules are still being imported prints one line instead of a traceback.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import sys
 from saccade.ipc.memory import begin_imports, end_imports
 
 INTERRUPTED = 128 + signal.SIGINT
-"""The exit status after Ctrl-C, as in shells."""
+"""The exit status after Ctrl-C, which is the same as in shells."""
 
 
 def leave(*_: object) -> None:
-    """Exit at once, even during an import. The kernel stops child processes with their parent."""
+    """Exit at once, even during an import. The kernel then kills the child processes."""
     os.write(2, b"\nstopped before it had started\n")
     os._exit(INTERRUPTED)
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command line and exit with its status.
 
-    A command that starts a server keeps this SIGINT handler until the server installs its own. All
-    other commands get Python's default handler.
+    A command that starts a server keeps the SIGINT handler `leave` until the server installs its
+    own. All other commands use Python's default handler.
     """
     signal.signal(signal.SIGINT, leave)
     try:

@@ -1,4 +1,4 @@
-"""Turn dataclasses of options into the arguments of a command."""
+"""Converts dataclasses of options to the arguments of a command."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", cons
 
 
 def flat(kind: type[Any], group: str) -> Parameter:
-    """Return the parameter that makes a dataclass's fields separate options, under the heading
-    `group` in the help.
+    """Return the cyclopts parameter that makes each field of a dataclass a separate option, under
+    the heading `group` in the help.
 
-    Tuning values are left out. They are set with --tune.
+    Tuning values are left out, because they are set with --tune.
     """
     tuning = "|".join(tuning_values([kind]))
     return Parameter(name="*", group=group, parse=re.compile(f"^(?!({tuning})$)"))
 
 
 def joined(groups: Sequence[tuple[str, type[Any], str]]) -> type[Any]:
-    """Build a dataclass of option dataclasses, each given as (field name, dataclass, heading)."""
+    """Build a dataclass whose fields are dataclasses of options. groups: (field name, dataclass,
+    heading) of each.
+    """
     fields = [
         (name, Annotated[kind, flat(kind, heading)], kind()) for name, kind, heading in groups
     ]
@@ -35,6 +37,6 @@ def joined(groups: Sequence[tuple[str, type[Any], str]]) -> type[Any]:
 
 
 def tuning_help(kinds: Sequence[type]) -> str:
-    """List the tuning values and their meanings, for the end of the help."""
+    """Return a list of the tuning values and their meanings, for the end of the help."""
     lines = (f"* {each.described}" for each in tuning_values(kinds).values())
     return "\n".join(("Tuning values, for --tune NAME=VALUE:", "", *lines))

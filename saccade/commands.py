@@ -1,8 +1,8 @@
 """The command line: `saccade serve` and `version`, and the names of all other commands.
 
 The other commands are from the core, from plugins, and from other distributions that register entry
-points (`tools/brought.py`). Their modules are imported when they run. Options are dataclasses in
-`core/options.py` and in plugins.
+points (`tools/brought.py`). Their modules are imported when they are called. Options are defined as
+dataclasses in `core/options.py` and in plugins.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ COMMANDS = (
     ),
     *chain.from_iterable(plugin.commands for plugin in plugins()),
 )
-"""Commands whose modules are imported when they run, including those of plugins."""
+"""Commands whose modules are imported when they are called, including those of plugins."""
 
 
 def explain(error: CycloptsError) -> RenderableType:
-    """Return the message for an invalid command line. A misspelled --help is reported first."""
+    """Return the error message for an invalid command line. If --help is misspelled, report only
+    that.
+    """
     for token in {*sys.argv[1:]}.difference(HELP):
         if token.startswith("-") and (meant := get_close_matches(token, HELP, n=1, cutoff=0.75)):
             return CycloptsPanel(f"Unknown option: {token}. Did you mean {meant[0]}?")
@@ -76,7 +78,7 @@ for command in COMMANDS:
     app.command(command.app, name=command.name, help=command.help)
 
 ADVANCED = "--help-advanced" in sys.argv
-"""True if the help lists every option."""
+"""True if the help must list every option."""
 
 HEADINGS = {
     "model": "Model",
@@ -87,14 +89,16 @@ HEADINGS = {
     "edge": "Connections",
     "answers": "Answers",
 }
-"""Headings of the `ServeOptions` groups in --help. The heading of a plugin's group is its name."""
+"""Headings for the groups of `ServeOptions` in --help. A plugin's group has the plugin's name as
+its heading.
+"""
 OWN = [(name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS]
 
 
 def is_plain(arguments: Sequence[str], environment: Iterable[str]) -> bool:
-    """Return True for `serve` with only options of the core that are numbers, texts or switches.
+    """Return True for `serve` if all options are numbers, strings or switches of the core.
 
-    All others may belong to a plugin, or have another spelling in other servers.
+    Any other option may belong to a plugin, or may be spelled as in another server.
     """
     kinds = [kind for _, kind, _ in OWN]
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
@@ -108,7 +112,9 @@ def is_plain(arguments: Sequence[str], environment: Iterable[str]) -> bool:
 
 
 PLAIN = is_plain(sys.argv[1:], os.environ)
-"""True if options of plugins and of other servers, and other commands, need not be imported."""
+"""True if the command line needs no options of plugins or other servers, and no other commands, so
+they are not imported.
+"""
 GROUPS = [*OWN]
 if not PLAIN:
     from saccade.tools.brought import join
@@ -156,7 +162,7 @@ All options: `--help-advanced`"""
 
 
 class BasicOptions(DefaultFormatter):
-    """Help formatter that shows only basic options, and omits panels without any."""
+    """A help formatter that shows only basic options, and leaves out panels that have none."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         shown = [entry for entry in panel.entries if not entry.names or BASIC & {*entry.names}]
@@ -165,7 +171,7 @@ class BasicOptions(DefaultFormatter):
 
 
 def check_spelling(tokens: Sequence[str]) -> None:
-    """Raise ConfigError with the current spelling for an option of an earlier version."""
+    """Raise ConfigError, with the new spelling, if an option of an earlier version is used."""
     for token, after in zip(tokens, (*tokens[1:], "")):
         name, _, value = token.partition("=")
         field = name.removeprefix("--").replace("-", "_")
@@ -182,7 +188,7 @@ def check_spelling(tokens: Sequence[str]) -> None:
 
 
 def check_command(command: str) -> None:
-    """Raise ConfigError for an unknown command, with a suggestion."""
+    """Raise ConfigError, with a suggestion, if there is no command with this name."""
     names = [name for name in app if not name.startswith("-")]
     if not command or command.startswith("-") or command in names:
         return
@@ -197,8 +203,8 @@ def check_command(command: str) -> None:
 
 
 def check_words(tokens: Sequence[str]) -> None:
-    """Raise ConfigError for an argument that is not valid UTF-8, because messages could not carry
-    it.
+    """Raise ConfigError if an argument is not valid UTF-8, because it could not be sent in
+    messages.
     """
     for token in tokens:
         if token != sendable(token):
@@ -274,7 +280,7 @@ def version() -> None:
 def run() -> int:
     """Run the command line and return its exit status.
 
-    For a start-up error, it prints one line instead of a traceback.
+    An error at start-up is printed as one line, without a traceback.
     """
     if sys.argv[1:2] != ["serve"]:
         # `serve` keeps the early handler until its server can shut down cleanly.

@@ -1,10 +1,12 @@
-"""`LLM`: Saccade from Python, without HTTP. It uses the same front, engine process and caches as
-the server.
+"""`LLM`: Saccade from Python, without HTTP. It uses the same engine process and caches as a server.
 
+from PIL import Image
 from saccade import LLM
+
 with LLM("demo") as llm:
-    print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the
-    image?"]}]).text)
+    cat = Image.open("cat.png")
+    answer = llm.chat([{"role": "user", "content": [cat, "What is in the image?"]}])
+    print(answer.text)
 """
 
 from __future__ import annotations
@@ -77,11 +79,11 @@ Conversation = Sequence[Mapping[str, Any]]
 A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
 """
 Content = Any
-"""A text, an image (a PIL image, a uint8 array [H, W, 3], a path, or a content part), or a list of
-both.
+"""A string, an image (a PIL image, a uint8 array [H, W, 3], a path, or a content part), or a list
+of these.
 """
 Form = Mapping[str, Any]
-"""A response format, as in the JSON of a request."""
+"""A response format, as in the JSON of an HTTP request."""
 MESSAGE = (
     'expected a message such as {"role": "user", "content": "text" or a list of texts and images}'
 )
@@ -89,7 +91,7 @@ MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and the tokens it cost.
+    """The answer to a conversation, with its token counts.
 
     `text` excludes reasoning and tool calls, which have separate fields.
     """
@@ -107,7 +109,7 @@ class Answer:
 
 
 class ChatOptions(TypedDict, total=False):
-    """The keyword arguments of `LLM.chat`. See there for their meaning and defaults."""
+    """The keyword arguments of `LLM.chat`, which documents them."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any]
@@ -133,9 +135,9 @@ class _Settings:
 
 
 class LLM:
-    """A model that answers chats.
+    """A model that answers chats from Python.
 
-    `options` are fields of ModelOptions, EngineOptions, CacheOptions, MediaOptions, AnswerOptions
+    options: the fields of ModelOptions, EngineOptions, CacheOptions, MediaOptions, AnswerOptions
     and the option classes of plugins, such as `tp_size=2`.
 
     Raises StartupError if the model cannot be loaded. Call `close()` when you are done, or use it
@@ -212,10 +214,10 @@ class LLM:
         tools, tool_choice, parallel_tool_calls, chat_template_kwargs: as in OpenAI's API.
         response_format: as in OpenAI's API, e.g. {"type": "json_schema", "json_schema": {"name":
             "x", "schema": {...}}}. The answers follow it, unless they reach their maximum length.
-        structured_outputs: the same in vLLM's form, one of json, regex, choice and grammar (Lark).
-        prompt_logprobs: as in vLLM, from 0 to 20.
-        rules: forbidden words and tokens, and other limits on the answers.
-        lora: the name of an adapter, which you set with `LLM(..., lora=("NAME=FOLDER",))`.
+        structured_outputs: an alternative in vLLM's format: json, regex, choice or grammar (Lark).
+        prompt_logprobs: how many of the likeliest tokens to return for each prompt token, up to 20.
+        rules: forbidden words and tokens, and other rules for the answers.
+        lora: the name of an adapter that was loaded with `LLM(..., lora=("NAME=FOLDER",))`.
 
         Raises a RequestError that names the field if a conversation cannot be served. In a list,
         the other conversations are then cancelled.
@@ -327,10 +329,11 @@ class LLM:
         instruction: str | None = None,
         dimensions: int | None = None,
     ) -> Vectors:
-        """Return embeddings [N, D] of texts, images, or lists of both, each with length 1.
+        """Return embeddings [N, D], each with length 1, of strings, images, or lists of both.
 
-        `dimensions` truncates each embedding to its first `dimensions` values, and rescales it to
-        length 1.
+        instruction: tells the model what the embeddings are for. The default is the instruction
+            that the checkpoint was trained with.
+        dimensions: truncate each embedding to this many values, and scale it to length 1 again.
 
         The model must be a Qwen3-VL-Embedding checkpoint, or any other with `pooling="last"`, whose
         embeddings are not calibrated. Raises a RequestError that names the field.
@@ -351,11 +354,13 @@ class LLM:
         return unit_vectors(self._read(reads), dimensions)
 
     def embed_tokens(self, inputs: Sequence[Content], *, lora: str | None = None) -> list[Vectors]:
-        """Return a vector of length 1 per token, [T, D], for each query (a text) or page (an
+        """Return vectors [T, D] of length 1, one per token, for each query (a string) or page (an
         image).
 
-        lora: the name of the adapter to use. The model must be trained for late interaction, such
-        as ColQwen2. Raises a RequestError that names the field.
+        lora: the name of the adapter to use.
+
+        The model must be trained for late interaction, such as ColQwen2. Raises a RequestError that
+        names the field.
         """
         scoring = self._front.scoring or CHATS
         late, adapter = scoring.check_late(), self._adapter(lora)
@@ -369,12 +374,12 @@ class LLM:
     def score(
         self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
     ) -> list[float]:
-        """Return a relevance score for each document, given the query.
+        """Return a score for each document: how relevant it is to the query.
 
-        With a Qwen3-VL-Reranker checkpoint, documents are texts, images, or lists of both, and
-        scores are from 0 to 1. With a model for late interaction, documents are images, and a score
-        is the sum over the query's tokens, each from -1 to 1. Raises a RequestError that names the
-        field.
+        With a Qwen3-VL-Reranker checkpoint, documents are strings, images, or lists of both, and
+        scores are from 0 to 1. With a late interaction model, documents are images. A score is then
+        a sum over the tokens of the query, to which each contributes between -1 and 1. Raises a
+        RequestError that names the field.
         """
         scoring = self._front.scoring or CHATS
         scoring.check_ranks()
@@ -402,10 +407,7 @@ class LLM:
         return self._wait(self._reader.read_prompts(reads, max_tokens=most)) if reads else []
 
     def metrics(self) -> dict[str, float]:
-        """Return the counters and gauges that a server reports at /metrics, by name.
-
-        Metrics with labels are left out.
-        """
+        """Return the counters and gauges of /metrics by name, except those with labels."""
         return {
             metric.name: values[()]
             for metric, values in self._wait(self._front.scrape()).snapshot().items()
@@ -413,7 +415,7 @@ class LLM:
         }
 
     def close(self) -> None:
-        """Stop the engine and free its resources. Idempotent."""
+        """Stop the engine and free its resources. A no-op if it is already closed."""
         if self._thread.is_alive():
             self._wait(self._front.stop())
             self._end_loop()
@@ -455,9 +457,8 @@ async def _start(model: str, options: ServeOptions) -> RequestManager:
 
 
 def check_image(path: Path) -> None:
-    """Check that a file starts with the header of a supported image within the default size limits.
-
-    Raises ImageError that names the file.
+    """Raise ImageError that names the file, unless it starts with the header of a supported image
+    within the default size limits.
     """
     # Not at the top, because servers import this module too, and only image workers parse headers
     # there.
@@ -486,7 +487,9 @@ def _serves_python(plugin: Plugin, kind: type[Any]) -> bool:
 
 
 def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
-    """Convert a text, an image, or a list of both to message parts."""
+    """Convert a string, an image, or a list of both to message parts. place: the argument, for
+    error messages.
+    """
     if isinstance(content, str):
         return read_parts(content, place, PartDefaults.of(scoring.limits, None))
     listed = content if isinstance(content, list | tuple) else [content]
@@ -495,10 +498,10 @@ def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
-    """Return `value` after checking the types of its fields, which callers may have ignored.
+    """Return `value` after checking the types of its fields, because Python does not.
 
-    Types must be checked before a message is sent, because the engine process exits if it cannot
-    decode a message. Raises InvalidRequest that names the field.
+    This must be done before a message is sent, because the engine process exits if it cannot decode
+    a message. Raises InvalidRequest that names the field.
     """
     if not isinstance(value, kind):
         what = kind.__name__ if isinstance(kind, type) else kind
@@ -512,7 +515,9 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def _check_list(conversation: object) -> None:
-    """Raise InvalidRequest for a string or a single message, over which Python would iterate."""
+    """Raise InvalidRequest for a string or a single message, because iterating over it would not
+    fail.
+    """
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
         raise InvalidRequest(

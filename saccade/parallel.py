@@ -1,7 +1,8 @@
-"""Tensor parallelism: this process's slice of the model.
+"""Tensor parallelism: which slice of the model this process computes.
 
-Layers receive a `Shard` when they are constructed, and call its collectives where the mathematics
-requires it. No other code deals with ranks. The plugin `parallel` has the transports between ranks.
+Layers receive a `Shard` when they are constructed, and call its collectives where results of
+several ranks must be combined. No other code depends on ranks. The plugin `parallel` has the
+transports between ranks.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ class Collectives(Protocol):
     results are bit-identical on every rank. They are on the tensor's device and, on CUDA, in stream
     order.
 
-    Raises PeerLost if another rank is found to have exited. The shared memory implementation does
-    not detect this, so the process that supervises the ranks must stop all of them.
+    Raises PeerLost if another rank has exited. The shared memory implementation does not detect
+    this, so the process that supervises the ranks must stop all of them.
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks. `x` must be contiguous, and may be overwritten."""
+        """Return the sum of `x` over all ranks. `x` must be contiguous, and may be overwritten."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the `x` of every rank in rank order, [size, *x.shape]. `x` must be contiguous."""
+        """Return the `x` of all ranks in rank order, [size, *x.shape]. `x` must be contiguous."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's `x` on every rank.
+        """Return the `x` of rank 0 on every rank.
 
         `x` must be contiguous. On other ranks, it is overwritten.
         """
         ...
 
     def leave(self) -> None:
-        """Leave the other ranks in order."""
+        """Disconnect from the other ranks at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Slice `rank` of `size` slices of the model.
+    """Slice `rank` of the model, which is split into `size` slices.
 
     If there are more ranks than slices, several ranks hold the same slice.
     """
@@ -68,8 +69,8 @@ class Shard:
         assert self.size * self.replicas % self.expert_runs == 0
 
     def spread(self, slices: int, expert_runs: int) -> Shard:
-        """Return this rank's shard of a model that is split into `slices` slices, with its experts
-        in `expert_runs` groups.
+        """Return the shard of this rank for a model that is split into `slices` slices, with its
+        experts divided into `expert_runs` groups.
 
         The total number of ranks must be a multiple of both.
         """
@@ -78,14 +79,15 @@ class Shard:
 
     @property
     def everyone(self) -> Shard:
-        """This rank among all ranks, as if every rank held a different slice."""
+        """The shard that this rank would have if all ranks held different slices."""
         return Shard(self.replica * self.size + self.rank, self.size * self.replicas, self.group)
 
     @property
     def experts(self) -> tuple[Shard, Shard]:
-        """This rank's group of whole experts, and its slice of each expert's width.
+        """Two shards: the group of experts that this rank holds, and its slice of each expert's
+        intermediate size.
 
-        Neither of the two shards has collectives.
+        Neither of them has collectives.
         """
         everyone = self.everyone
         slices = everyone.size // self.expert_runs
@@ -95,7 +97,7 @@ class Shard:
     def divide(self, n: int, what: str) -> int:
         """Return `n` divided by the number of slices.
 
-        `what` is the plural noun for the error message. Raises ConfigError if there is a remainder.
+        what: the plural noun for the error message. Raises ConfigError if `n` is not divisible.
         """
         if n % self.size:
             raise ConfigError(
@@ -104,15 +106,15 @@ class Shard:
         return n // self.size
 
     def over(self, n: int) -> Shard:
-        """Return the shard for a dimension of `n` items, such as key-value heads.
+        """Return the shard for a dimension of `n` items, such as key/value heads.
 
-        If there are fewer items than slices, neighboring ranks share an item. Such a shard has no
-        collectives.
+        If there are fewer items than slices, neighboring ranks hold the same item, and the shard
+        has no collectives.
         """
         return self if n >= self.size else Shard(self.rank * n // self.size, n)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` over the slices. `x` may be overwritten."""
+        """Return the sum of `x` over the slices. `x` may be overwritten."""
         if self.group is None or self.size == 1:
             return x
         total = self.group.all_reduce(x)
@@ -120,21 +122,21 @@ class Shard:
         return total if self.replicas == 1 else total.div_(self.replicas)
 
     def sum_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` over all ranks. Each rank has computed a different part. `x` may be
-        overwritten.
+        """Return the sum of `x` over all ranks, each of which has computed a different part. `x`
+        may be overwritten.
         """
         if self.group is None or self.size * self.replicas == 1:
             return x
         return self.group.all_reduce(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the `x` of every slice in order, [size, *x.shape]."""
+        """Return the `x` of all slices in order, [size, *x.shape]."""
         if self.group is None or self.size == 1:
             return x.unsqueeze(0)
         return self.group.all_gather(x)[: self.size]
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's `x`. On other ranks, `x` may be overwritten."""
+        """Return the `x` of rank 0. On other ranks, `x` may be overwritten."""
         return x if self.group is None else self.group.broadcast(x)
 
 

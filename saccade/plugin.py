@@ -1,7 +1,7 @@
-"""The records by which plugins and model families are found without importing their code.
+"""Declarations of plugins and model families, which can be found without importing their code.
 
-Each folder in `plugins/` has a `Plugin` named `PLUGIN` in its `__init__.py`. The folder of a model
-family has one `Family`, or one for each generation of the model.
+Each package in `plugins/` has a `Plugin` named `PLUGIN` in its `__init__.py`. The package of a
+model family has one `Family`, or one for each generation of the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand of `saccade`. Its module is imported when the command runs."""
+    """A subcommand of `saccade`. Its module is imported when the command is called."""
 
     name: str
     app: str  # "module:name" of a cyclopts `App`
@@ -21,10 +21,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFormat:
-    """A file format that can serve as a checkpoint, such as GGUF (`Checkpoints.formats`).
+    """A file format for checkpoints other than Hugging Face's, such as GGUF
+    (`Checkpoints.formats`).
 
-    The plugin derives the JSON files of a Hugging Face checkpoint from such a file and writes them
-    to a folder, so that the rest of Saccade can read the model as usual.
+    The plugin writes the JSON files of a Hugging Face checkpoint, derived from such a file, to a
+    directory, so that all other code can read the model as usual.
     """
 
     suffix: str  # file name suffix, with the dot
@@ -41,7 +42,8 @@ class CheckpointFormat:
 class Offer:
     """An implementation that a plugin provides for one of the core's extension points.
 
-    `asked` is called first. The module of `build` is imported only if `asked` returns True.
+    `asked` is called first, to decide whether it is used. The module of `build` is imported only if
+    `asked` returns True.
     """
 
     build: str
@@ -50,7 +52,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """A change to the logits of certain sequences, applied before a token is sampled."""
+    """A change to the logits of certain sequences before a token is sampled."""
 
     build: str  # function of (`Open`, vocabulary size, stop ids, device): returns a `RowEdit`
     asked: str  # function of an `Open`: returns True if the rule applies to the sequence
@@ -59,8 +61,7 @@ class LogitRule:
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """One step of preparing a request: its position in the order, and the requests that it applies
-    to.
+    """A step of preparing requests: when it runs, and for which requests.
 
     The step's module is imported when the first such request arrives. `front/step_order.py` defines
     the points of the order, and the rules of the core.
@@ -76,7 +77,9 @@ class StepRule:
 
 @dataclass(frozen=True, slots=True)
 class MediaCard:
-    """A kind of media, declared without importing its code. `media/kind.py` has the protocol."""
+    """A type of media that requests may contain, such as documents. `media/kind.py` has the
+    protocol of its code.
+    """
 
     kind: str  # value of `kind` of the sources that it reads
     build: str  # class, constructed from a `KindContext`, that implements `MediaKind`
@@ -87,7 +90,7 @@ class MediaCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http:
-    """What a plugin adds to the HTTP server."""
+    """What a plugin adds to the HTTP server: routes, logs and request hooks."""
 
     routes: str | None = None  # function of an `ApiContext`: returns Starlette routes
     paths: tuple[str, ...] = ()  # paths of all routes, in Starlette's syntax
@@ -104,7 +107,9 @@ class Http:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """What requests may contain and ask for, and how the front prepares them."""
+    """What a plugin adds to requests: types of media, steps that prepare them, and output
+    formats.
+    """
 
     steps: tuple[StepRule, ...] = ()  # steps of preparing a request
     media: tuple[MediaCard, ...] = ()  # kinds of media that requests may contain
@@ -123,7 +128,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """Parts of the engine and of its scheduler."""
+    """What a plugin adds to the engine and its scheduler."""
 
     # replaces the core's, see `engine.schedulers.build_scheduler`; `asked` gets the `EngineConfig`
     scheduler: Offer | None = None
@@ -137,7 +142,9 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caches:
-    """Cache tiers and snapshots. `asked` gets the `EngineConfig` unless noted otherwise."""
+    """What a plugin adds to the caches: tiers and snapshots. `asked` gets the `EngineConfig` unless
+    noted otherwise.
+    """
 
     # `PageTiers`, built from (config, spec, pages on disk, pinned share)
     page_tiers: Offer | None = None
@@ -150,7 +157,7 @@ class Caches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What workers execute."""
+    """What a plugin adds to the workers: kernels, collectives and changes to logits."""
 
     # replaces the core's, built from the arguments of `load_net`; `asked` gets the `Load`
     worker: Offer | None = None
@@ -167,7 +174,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Models that can be loaded."""
+    """What a plugin adds to loading: model families, file formats and quantization."""
 
     families: str | None = None  # package with `Family` records, in itself and in its subpackages
     formats: tuple[CheckpointFormat, ...] = ()
@@ -181,13 +188,14 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A feature, found without importing its modules. Names are written "module:name".
+    """A feature that is found without importing its modules. References to code have the form
+    "module:name".
 
-    What it adds to each part of the server is one of the groups above.
+    What the plugin adds to the server is in the groups `http` to `checkpoints`.
 
-    A plugin's modules are imported when they are first needed: its options when the command line is
-    parsed, its routes at the first request for one of its paths, and an `Offer` when its `asked`
-    function returns True.
+    Modules are imported when they are first needed: the options when the command line is parsed,
+    routes at the first request to one of their paths, and an `Offer` when its `asked` function
+    returns True.
     """
 
     name: str
@@ -214,14 +222,16 @@ class Plugin:
 
     @property
     def is_http(self) -> bool:
-        """True if the plugin is useful only in an HTTP server."""
+        """True if the plugin has no effect without the HTTP server."""
         http = self.http
         return any((http.routes, http.recorder, http.answer_log, http.body_watcher))
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model family, found without importing its modules. Names are written "module:name"."""
+    """A model family that is found without importing its modules. References to code have the form
+    "module:name".
+    """
 
     spec: str  # function that reads the `FamilySpec` of a checkpoint
     model: str  # the `FamilyModel` built for a spec

@@ -71,11 +71,11 @@ log = logging.getLogger("saccade")
 
 READY_PATHS = ("/health", "/healthz", "/ping", "/readyz")
 OPEN_PATHS = frozenset({*READY_PATHS, "/livez", "/version"})
-"""Paths that need no API key, and that are also served on connections beyond the limit."""
+"""Paths that require no API key, and that connections over the connection limit can request."""
 
 
 REASON = "saccade.reason"
-"""Key in an ASGI scope for the code of the error with which the request fails."""
+"""Key in an ASGI scope under which the error code of a failed request is stored."""
 
 _OPEN_METRICS = "; a server started with --metrics-without-key needs none here"
 
@@ -89,9 +89,10 @@ def build_app(
 ) -> Starlette:
     """Build the ASGI application.
 
-    `names` are the model's names in the API, its own name first. `recorders` receive the timelines
-    of requests with a valid key. With role encode, the only routes are those that other servers
-    need.
+    names: the model's names in the API. The first is used in responses by default.
+    recorders: receive the timelines of requests with a valid key.
+
+    With --role encode, the only routes are those that other servers need.
     """
     assert names
     server = options.server
@@ -246,7 +247,7 @@ class _Api:
         texts: Sequence[str] = (),
         echoed: int | None = None,
     ) -> Callable[[AnswerContext], Choices | PromptTeller]:
-        """Return a function that creates a writer of OpenAI's responses.
+        """Return a function that creates the writer of a response in OpenAI's format.
 
         `top`, `texts` and `echoed` are as in `PromptView`.
         """
@@ -293,7 +294,9 @@ class _Api:
         return response
 
     async def liveness(self, _: Request) -> Response:
-        """Answer 503 only if a restart would help. A server that is still loading is alive."""
+        """Return 503 if the server needs a restart, otherwise 200. A server that is still loading
+        needs none.
+        """
         status, reason = self.front.health
         dead = status in ("failed", "stalled")
         return json_response({"status": status, "reason": reason}, 503 if dead else 200)
@@ -317,7 +320,7 @@ class _Api:
 
 
 class _CountedResponses:
-    """Middleware that counts responses by status and by error code."""
+    """Middleware that counts responses by status and error code, in the metrics."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -334,9 +337,9 @@ class _CountedResponses:
 
 
 class _KeyCheck:
-    """Middleware that requires a valid key, except for open paths.
+    """Middleware that requires a valid API key, except for `open_paths`.
 
-    An open path that ends with a slash also opens all paths below it.
+    An open path that ends with a slash includes all paths below it.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
@@ -401,7 +404,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
-    """Return a response for a client that has disconnected. It is never received."""
+    """Return a placeholder response for a client that has disconnected and cannot receive it."""
     return Response(status_code=400)
 
 

@@ -1,9 +1,10 @@
-"""Parse a flat JSON object into groups of fields.
+"""Parses the fields of a flat JSON object into groups.
 
-A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses in
-turn). The fields of all groups together are the keys of the JSON object. An optional group is None
-if the body has none of its fields. Null means "not given". `front/unread_fields.py` decides about
-keys that no group has. The size of a body is checked before anything is built.
+The class of a body is a dataclass whose attributes are groups (msgspec Structs, or dataclasses of
+groups). The keys of the JSON object are the fields of all groups together. An optional group is
+None if the body has none of its fields. Null means that a field is not set.
+`front/unread_fields.py` decides about keys that are not in any group. The size of a body is checked
+before any object is built.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ _SLICE = 1 << 20
 _NULL = b"null"
 _MAX_NEUTRAL = 200
 _NEAR = 0.75
-"""Minimum similarity of two names, from 0 to 1, to suggest one for the other."""
+"""Minimum similarity, from 0 to 1, of an unknown field's name and a known one to suggest the
+latter.
+"""
 _BASE_LIMIT = 65_536
 _PER_TOKEN = 8
-"""Maximum number of JSON values in a body: `_BASE_LIMIT` plus `_PER_TOKEN` for each token of the
-context.
+"""The maximum number of JSON values in a body is `_BASE_LIMIT`, plus `_PER_TOKEN` for each token of
+the context.
 """
 
 _OBJECT: Reader[dict[str, msgspec.Raw]] = Reader(dict[str, msgspec.Raw])
@@ -46,7 +49,7 @@ _OBJECT: Reader[dict[str, msgspec.Raw]] = Reader(dict[str, msgspec.Raw])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One key of a body: its group, and the reader of its value."""
+    """One key of a body: the group that declares it, and the reader of its value."""
 
     group: type[msgspec.Struct]
     reader: Reader[Any]
@@ -55,7 +58,9 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BodyPart:
-    """A body's class, or one of its attributes. It is a group unless it has `inner` parts."""
+    """The class of a body, or of one of its attributes. It is a group unless it has `inner`
+    parts.
+    """
 
     name: str
     kind: type[Any]
@@ -78,7 +83,7 @@ class BodyPart:
         return [group for each in self.inner for group in each.groups]
 
     def build(self, values: Mapping[type[msgspec.Struct], dict[str, Any]]) -> Any:
-        """Build this part. `values` has the fields by name, for each Struct that declares them."""
+        """Create an instance of `kind`. values: field values by name, for each group."""
         if self.inner:
             return self.kind(**{each.name: each.build(values) for each in self.inner})
         found = values.get(self.kind)
@@ -86,7 +91,7 @@ class BodyPart:
 
 
 class BodySchema(Generic[F]):
-    """Parses bodies into instances of one class."""
+    """Parses bodies into instances of one dataclass."""
 
     def __init__(
         self,
@@ -95,10 +100,11 @@ class BodySchema(Generic[F]):
         ignored: Iterable[str] = (),
         most_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """Derive the schema from the class.
+        """Derive the schema from the dataclass `kind`.
 
-        `neutral` and `ignored` extend the table in `front/unread_fields.py` for this body.
-        `most_bytes` limits the JSON of some fields, which are rejected unparsed if they are longer.
+        neutral, ignored: additions to the table in `front/unread_fields.py` for this body.
+        most_bytes: maximum size of the JSON of some fields. Longer values are rejected before they
+            are parsed.
         """
         self.kind = kind
         self._body = BodyPart.of("", kind)
@@ -142,7 +148,7 @@ class BodySchema(Generic[F]):
         return request
 
     def _check_unread(self, name: str, raw: msgspec.Raw) -> None:
-        """Reject an unknown field, unless its value is neutral."""
+        """Raise InvalidRequest for an unknown field, unless its value has no effect."""
         neutral = self.neutral.get(name)
         if len(memoryview(raw)) <= _MAX_NEUTRAL:
             try:
@@ -163,17 +169,18 @@ class BodySchema(Generic[F]):
 
 
 def open_object(body: bytearray) -> dict[str, msgspec.Raw]:
-    """Return the body's undecoded values by key.
+    """Return the values of a body by key, without decoding them.
 
-    Raises InvalidRequest unless the body is an object.
+    Raises InvalidRequest unless the body is a JSON object.
     """
     return _OBJECT.json(body, "")
 
 
 def check_size(body: bytearray, context_length: int) -> None:
-    """Reject a body with more content than any prompt of this context length needs.
+    """Raise InvalidRequest for a body with more content than any prompt of this context length
+    needs.
 
-    It counts values and escaped characters. Other threads can run meanwhile.
+    Counts values and escaped characters, and releases the GIL meanwhile.
     """
     limit = _BASE_LIMIT + _PER_TOKEN * context_length
     if len(body) <= limit:

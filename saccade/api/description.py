@@ -1,6 +1,6 @@
 """The parts of `/openapi.json`: each API has a `Description` of its operations.
 
-This module also has helpers for schemas that several APIs use. Imported only to build
+This module also has helpers for schemas that several APIs use. It is imported only to build
 `/openapi.json`.
 """
 
@@ -20,7 +20,7 @@ Components = dict[str, Schema]
 
 @dataclass(frozen=True, slots=True)
 class ApiOperation:
-    """One method of one path."""
+    """One method of one path, with the names of its schemas."""
 
     method: Literal["get", "post", "delete"]
     path: str
@@ -35,7 +35,7 @@ class ApiOperation:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The operations of an API, and the schemas that they use."""
+    """The operations of one API, and the schemas that they use."""
 
     operations: tuple[ApiOperation, ...]
     bodies: Mapping[str, tuple[BodySchema[Any], ...]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Description:
 
 
 def reference(name: str) -> Schema:
-    """Return a reference to the schema `name`."""
+    """Return a reference to the schema with this name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -66,12 +66,12 @@ def one_of(*types: type[Any]) -> Schema:
 
 
 def record(properties: Schema) -> Schema:
-    """Return the schema of an object with all these properties, which are required."""
+    """Return the schema of an object with these properties, all of them required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def list_of(field: Schema) -> Schema:
-    """Return the schema of the list among the alternatives of a field."""
+    """Return the array schema among the alternatives of a field's schema."""
     lists = [each for each in field.get("anyOf", [field]) if each.get("type") == "array"]
     found: Schema = lists[0]
     return found

@@ -1,4 +1,4 @@
-"""Advice for requests to paths that belong to other APIs or servers.
+"""Advice for requests to unknown paths, which may belong to other APIs or servers.
 
 `edge/refusal.py` builds the error responses.
 """
@@ -25,15 +25,15 @@ _ABSENT = {
     "/v1/realtime": "realtime sessions are not supported",
     "/v1/messages/batches": "use POST /v1/batches, which accepts Messages requests",
 }
-"""Paths of OpenAI's and Anthropic's APIs that this server does not have."""
+"""Paths of OpenAI's and Anthropic's APIs that this server does not implement."""
 _FOR_PEOPLE = {"/": "the web UI", "/docs": "the API reference"}
 _BASE = "the base URL of OpenAI's clients is this server's address with /v1 at its end"
 _ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embeddings")
-"""Paths that result if the base URL of an OpenAI client lacks /v1."""
+"""Paths that a client of OpenAI's API requests if its base URL lacks /v1."""
 
 
 def advice(path: str) -> str:
-    """Return advice for an unknown path, to be appended to its name, or "" if there is none."""
+    """Return advice to append to an error about an unknown path, or "" if there is none."""
     for begin, what in _ABSENT.items():
         if _is_below(path, begin):
             return f": {what}; {_HERE}"
@@ -54,7 +54,7 @@ def advice(path: str) -> str:
 
 
 def overview(routes: Set[str]) -> str:
-    """Return a hint for people that lists the pages for them among `routes`."""
+    """Return a hint that lists the pages for people among `routes`, or "" if there are none."""
     there = [f"{what} at {path}" for path, what in _FOR_PEOPLE.items() if path in routes]
     return f"; there is {' and '.join(there)}" if there else ""
 

@@ -1,8 +1,8 @@
-"""Descriptions of fields in `/openapi.json`, for its readers and for generated clients.
+"""Descriptions of fields in `/openapi.json`.
 
-The description of a field is the string below it in its class. `COMMON` has the descriptions of
-names that several classes share. A `Description` has the descriptions that only one API needs.
-Types and bounds come from the schemas.
+The description of a field is the string below it in its class. `COMMON` has descriptions of field
+names that several classes share. A `Description` has those that only one API needs. Types and
+bounds come from the schemas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Handling of requests that all APIs share: prepare a request, then stream its answer or send it as
-a whole.
+"""Handles requests of all APIs: prepares a request, then streams the answer or sends it as a whole.
 
-This module also has the model's names, and writes the request log.
+This module also has the model's names, and calls the request logs.
 """
 
 from __future__ import annotations
@@ -37,24 +36,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 SMALL_BODY = 1 << 16
-"""Maximum bytes of a body that is parsed on the event loop, in a few ms. Larger ones are parsed in
-a thread.
+"""Maximum size in bytes of a body that is parsed on the event loop, in a few ms. Larger bodies are
+parsed in a thread.
 """
 
 T = TypeVar("T")
 
 
 AnswerLog = Callable[[Sequence[PreparedRequest], UsageCounter, "Tracer"], None]
-"""Called after a request has been answered (`plugin.Http.answer_log`)."""
+"""A function that is called after a request has been answered (`plugin.Http.answer_log`)."""
 
 WatchBody = Callable[[BufferedBody], BodyWatcher | None]
-"""Is called before a large body is read (`plugin.Http.body_watcher`)."""
+"""Called before a large body is read (`plugin.Http.body_watcher`). Returns a watcher for it, or
+None.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHandler:
-    """Prepares and answers requests. `names` are the model's names in the API, its own name
-    first.
+    """Prepares and answers requests.
+
+    names: the model's names in the API. The first is used in responses by default.
     """
 
     front: RequestManager
@@ -64,16 +66,16 @@ class RequestHandler:
     watch: WatchBody | None = None
 
     async def receive_chat(self, request: Request, held: BufferedBody, largest: int) -> bytearray:
-        """Read a chat's body as `read_json` does. A body that is announced as large is watched
-        while it arrives.
+        """Read the body of a chat as `read_json` does. If it is announced as large, a `BodyWatcher`
+        inspects it while it arrives.
         """
         if self.watch is not None and announced(request) > SMALL_BODY:
             held.watcher = self.watch(held)
         return await read_json(request, held, largest)
 
     async def read_body(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
-        """Parse a body, then empty it to free its memory, because the caller still
-        references it.
+        """Parse a body with `read` and return the result. Empty the body to free its memory,
+        because the caller still references it.
         """
         context_length = self.front.check_ready().context_length
         if len(body) <= SMALL_BODY:
@@ -92,7 +94,11 @@ class RequestHandler:
         requests: list[GenerationRequest],
         held: BufferedBody,
     ) -> None:
-        """Prepare the requests, and send the answers as a stream or as a whole."""
+        """Prepare the requests, and send the answers as a stream or as a whole.
+
+        reply: the model's name, and whether to stream.
+        tell: creates the writer of the response.
+        """
         model, adapter = self.model_of(reply.model)
         way = journey.get()
         if way is not None:
@@ -127,10 +133,10 @@ class RequestHandler:
     def _trace(
         self, send: Send, prepared: Sequence[PreparedRequest], wanted: bool, receive_ms: float
     ) -> tuple[Send, Tracer]:
-        """Return a tracer of the request, and the `send` to use.
+        """Return the `send` to use, and a tracer of the request.
 
-        If the client requested the trace, this `send` also adds a header that reports how its
-        images changed.
+        If the client requested the trace, `send` also adds a header that reports how the images
+        changed.
         """
         from saccade.api.trace.changes import ImageChanges, telling
         from saccade.api.trace.tracer import Tracer
@@ -156,7 +162,7 @@ class RequestHandler:
             await send_json(send, content)
 
     async def send_scroll(self, send: Send, content: StreamedBody) -> None:
-        """Send a long body in chunks. Each chunk is encoded in a thread."""
+        """Send a long response body in chunks, each of which is encoded in a thread."""
         pieces = content.pieces()
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -165,18 +171,20 @@ class RequestHandler:
         await send({"type": "http.response.body", "body": b""})
 
     async def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Load an adapter, and return once requests may use it.
+        """Load a LoRA adapter, and return once requests may use it.
 
-        Raises InvalidRequest if `name` is a name of the model, or if the adapter cannot be loaded.
+        Raises InvalidRequest if `name` is a name of the base model, or if the adapter cannot be
+        loaded.
         """
         if name in self.names:
             raise InvalidRequest(f"lora_name: {name!r} is the name of the base model", "lora_name")
         return await self.front.adapters.load(name, folder)
 
     def model_of(self, name: str | None) -> tuple[str, AdapterRef]:
-        """Return the name of the model or adapter in responses, and the adapter.
+        """Return the model's name for responses, and the adapter to use, for the `model` of a
+        request.
 
-        Raises NotFound for an unknown name.
+        Raises NotFound if no model or adapter has this name.
         """
         if not name or name in self.names:
             return name or self.names[0], NO_ADAPTER
@@ -184,9 +192,10 @@ class RequestHandler:
         return (self.name_of(name), NO_ADAPTER) if adapter is None else (name, adapter.ref)
 
     def name_of(self, name: str | None) -> str:
-        """Return the name of the model in responses. By default, it is the model's own.
+        """Return the base model's name for responses, for the `model` of a request. Without one, it
+        is the first name.
 
-        Raises NotFound for any other name, including names of adapters.
+        Raises NotFound for all other names, including those of adapters.
         """
         if name and name not in self.names:
             raise NotFound(
@@ -199,15 +208,17 @@ class RequestHandler:
 
 
 def image_bytes(prepared: Sequence[PreparedRequest]) -> int:
-    """Count the bytes of all encoded images. An image that is in several prompts counts once."""
+    """Return the total size of all encoded images, in bytes. An image in several prompts counts
+    once.
+    """
     frames = [frame for each in prepared for opened in each.opened for frame in opened.frames]
     return sum([len(each.data) for each in {frame.encoded for frame in frames}])
 
 
 class Endpoint:
-    """An ASGI application that calls a handler.
+    """An ASGI application that calls a handler with the ASGI arguments.
 
-    Starlette wraps plain functions, but these handlers need the ASGI messages themselves.
+    Starlette would wrap a plain function, and pass it a `Request` instead.
     """
 
     def __init__(self, handle: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]) -> None:

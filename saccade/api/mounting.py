@@ -1,4 +1,6 @@
-"""Routes of plugins, whose modules are imported at the first request to one of their paths."""
+"""Serves routes of plugins. Their modules are imported at the first request to one of their
+paths.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from saccade.plugin import Plugin
 log = logging.getLogger("saccade")
 
 RESUME_SECONDS = 2.0
-"""Interval of checks for pending background work."""
+"""Interval between checks whether a plugin has pending background work."""
 
 
 class Service(Protocol):
-    """Background work, such as running batches."""
+    """Background work of a plugin, such as running batches."""
 
     def start(self) -> None: ...
 
@@ -32,8 +34,8 @@ class Service(Protocol):
 
 
 class Services:
-    """The background work of all plugins. It runs from when the model is loaded until the server
-    stops.
+    """Starts the background work of all plugins once the model is loaded, and stops it with the
+    server.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class Services:
         self._started = False
 
     def add(self, service: Service) -> None:
-        """Add a service. It is started at once if the model is already loaded."""
+        """Add a service, and start it now if the model is already loaded."""
         self._services.append(service)
         if self._started:
             service.start()
@@ -59,7 +61,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """What a plugin's routes are constructed from."""
+    """The arguments from which a plugin's routes are constructed."""
 
     handler: RequestHandler
     options: ServeOptions
@@ -88,13 +90,17 @@ class MountedPlugin:
         await (await self.load())(scope, receive, send)
 
     async def load(self) -> Router:
-        """Import the plugin's routes in a thread. Only the first call does this."""
+        """Import the plugin's routes in a thread and return them. Later calls return the same
+        router.
+        """
         if self._loading is None or (self._loading.done() and self._loading.exception()):
             self._loading = asyncio.create_task(self._load())
         return await asyncio.shield(self._loading)
 
     async def resume(self) -> None:
-        """Load the plugin if it has pending background work. This is checked in a thread."""
+        """Import the plugin if it has pending background work. Its check for such work runs in a
+        thread.
+        """
         if self._loading is None and self.plugin.http.waiting:
             waiting: Callable[[ApiContext], bool] = resolve_name(self.plugin.http.waiting)
             if await asyncio.to_thread(waiting, self._api):
@@ -110,7 +116,7 @@ class MountedPlugin:
 
 
 class Resumption:
-    """A service that loads plugins once they have pending background work."""
+    """A service that imports plugins once they have pending background work."""
 
     def __init__(self, plugins: Sequence[MountedPlugin]) -> None:
         self._plugins = [each for each in plugins if each.plugin.http.waiting]
@@ -135,7 +141,7 @@ class Resumption:
 
 
 def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
-    """Return the methods that a path allows, including methods of loaded plugins."""
+    """Return the HTTP methods that a path allows, including those of plugins imported so far."""
     found: set[str] = set()
     for route in routes:
         if isinstance(route, Route) and route.path_regex.match(path):
@@ -146,5 +152,5 @@ def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
 
 
 def mount(plugins: Sequence[Plugin], api: ApiContext) -> list[MountedPlugin]:
-    """Return an application for each plugin that has routes."""
+    """Return a `MountedPlugin` for each plugin that has routes."""
     return [MountedPlugin(plugin, api) for plugin in plugins if plugin.http.routes]

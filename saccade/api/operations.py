@@ -1,7 +1,7 @@
-"""The core's operations in `/openapi.json`: chat completions, completions, tokens, models and the
-server itself.
+"""The descriptions in `/openapi.json` of the core's operations: chat completions, completions,
+tokens, models and the server itself.
 
-It also has an image and a chat for the examples of other APIs.
+Also has an image and a chat for the examples of other APIs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIXELS = (
     "f3Xr7AgAAAAASUVORK5CYII="
 )
 IMAGE = f"data:image/png;base64,{PIXELS}"
-"""A red square of 64 x 64 pixels."""
+"""A data: URL of a red square of 64 x 64 pixels."""
 QUESTION = "Which colour is the square?"
 EXAMPLE_CHAT: list[dict[str, Any]] = [
     {

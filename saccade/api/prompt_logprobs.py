@@ -1,8 +1,8 @@
-"""Prompts in responses: their text (`echo`), and the scores of their tokens (`prompt_logprobs`, and
-`logprobs` with `echo`).
+"""Adds prompts to responses: their text (`echo`), and the log-probabilities of their tokens
+(`prompt_logprobs`, and `logprobs` with `echo`).
 
-Scores stay packed until they are sent. They are encoded in chunks, because as JSON they would take
-ten times the memory, and encoding them at once would block the event loop.
+Log-probabilities stay packed until they are sent, because as JSON they take ten times the memory.
+They are encoded in chunks, because encoding them at once would block the event loop.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.answer.detokenize import Vocabulary
 
 MAX_PROMPT_SCORES = 1 << 20
-"""Maximum log-probabilities of prompt tokens in one response: about 70 MB of JSON."""
+"""Maximum number of log-probabilities of prompt tokens in one response, which are about 70 MB of
+JSON.
+"""
 _SCORE_BYTES = 8
 _PIECE = 2048
-"""Log-probabilities per chunk. Encoding them takes a few ms in a thread."""
+"""Number of log-probabilities in a chunk. Encoding one takes a few ms in a thread."""
 
 
 def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
-    """Return the memory that the scores of these prompts take until they are sent.
+    """Return the memory that the log-probabilities of these prompts take until they are sent, in
+    bytes.
 
-    Raises InvalidRequest for too many.
+    Raises InvalidRequest if there are too many.
     """
     values = 0
     for each in prepared:
@@ -63,7 +66,9 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
 
 
 def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
-    """Return the text to echo for each prompt. Prompts that are token ids are decoded."""
+    """Return the text to echo for each prompt. Prompts that are token ids are decoded. Chats are
+    left out.
+    """
     most = intake.spec.vocab_size  # other tokens are rejected later
     return [
         request.prompt
@@ -76,7 +81,7 @@ def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> l
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """What a response shows of its prompts."""
+    """Which parts of its prompts a response contains."""
 
     texts: Sequence[str] = ()  # text of each prompt, if echoed
     # number of likeliest tokens for each echoed token; None: no log-probabilities
@@ -85,8 +90,9 @@ class PromptView:
 
 
 def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> StreamedBody:
-    """Return the body for `count`, with its tokens, and their texts from `name` if given, encoded
-    in chunks.
+    """Return the response body for `count`, encoded in chunks.
+
+    name: returns the text of a token id. If None, the body has no `token_strs`.
     """
     runs = [in_pieces(iter(count.tokens), _PIECE)]
     if name is not None:
@@ -98,8 +104,8 @@ def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Stream
 
 
 class PromptTeller:
-    """A `ResponseWriter` that writes answers with `inner`, and adds the prompts as `view`
-    specifies.
+    """A `ResponseWriter` that writes answers with `inner`, and adds the parts of the prompts that
+    `view` specifies.
     """
 
     def __init__(
@@ -173,10 +179,10 @@ class PromptTeller:
 
 
 class ScoredPrompt:
-    """One prompt's tokens and their packed scores.
+    """One prompt's tokens, and their packed log-probabilities.
 
-    Each method yields JSON for the items of a list with one entry per token, in chunks. The first
-    token has no score.
+    Each method yields chunks of JSON for the items of a list with one entry per token. The first
+    token has no log-probability.
     """
 
     def __init__(self, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
@@ -189,7 +195,7 @@ class ScoredPrompt:
         return in_pieces((_text(self._name(token)) for token in self._tokens), _PIECE)
 
     def offsets(self, length: int) -> Iterator[bytes]:
-        """Yield each token's offset in the prompt's text, which has `length` characters."""
+        """Yield the offset of each token in the prompt's text, which has `length` characters."""
 
         def offsets() -> Iterator[int]:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -205,7 +211,9 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
-        """Yield the `top` likeliest tokens by text, in the format of OpenAI's completions."""
+        """Yield the `top` likeliest tokens at each position by text, in the format of OpenAI's
+        completions.
+        """
         found = (
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
@@ -213,7 +221,9 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def entries(self, top: int) -> Iterator[bytes]:
-        """Yield the token and the `top` likeliest tokens by id, in vLLM's format."""
+        """Yield each token of the prompt and the `top` likeliest tokens at its position by id, in
+        vLLM's format.
+        """
 
         def entry(ids: list[int], logprobs: list[float], rank: int) -> dict[int, PromptLogprob]:
             found: dict[int, PromptLogprob] = {}
@@ -226,8 +236,8 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def _missing(self) -> Iterator[None]:
-        """Yield entries for the last tokens. They are not computed if the answer can only be
-        empty.
+        """Yield None for each of the last tokens whose log-probabilities were not computed, because
+        the answer can only be empty.
         """
         yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))
 
@@ -238,12 +248,14 @@ class ScoredPrompt:
 
 
 def stands_for(run: int) -> list[Any]:
-    """Return a list with a marker, which is replaced by the items of the run."""
+    """Return a list that contains only a marker, which `StreamedBody` replaces with the items of
+    run `run`.
+    """
     return [Raw(b"%b%d%b" % (MARK, run, MARK))]
 
 
 def in_pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
-    """Encode `entries` as items of a JSON list, in chunks of `size` items."""
+    """Encode `entries` as the items of a JSON list, in chunks of `size` items."""
     before = b""
     while part := list(islice(entries, size)):
         yield before + msgspec.json.encode(part)[1:-1]

@@ -1,7 +1,6 @@
-"""Fields of vLLM and of OCR models that restrict an answer. Chats, completions and responses share
-them.
+"""Fields of vLLM and OCR models that restrict an answer, for chats, completions and responses.
 
-They are converted to `AnswerRules`, which describe their meaning and check their bounds.
+They are converted to `AnswerRules`, which check the bounds and document the meaning.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _URGENCY = {"flex": 1, "priority": -1, "fast": -1, "ultrafast": -2}
-"""What each tier adds to `priority`."""
+"""The number that each service tier adds to `priority`."""
 _WINDOW = 100
-"""Default window in tokens, as in DeepSeek-OCR's processor for vLLM."""
+"""Default of `window_size`, in tokens, as in DeepSeek-OCR's processor for vLLM."""
 
 
 class ExtraArguments(Struct, forbid_unknown_fields=True):
@@ -63,11 +62,11 @@ class Restraint(Struct, kw_only=True):
     service_tier: ServiceTier | None = None
 
     def rules(self, budget: int | None) -> AnswerRules | None:
-        """Convert the fields to rules. Returns None if they have no effect.
+        """Convert the fields to rules, or return None if they have no effect.
+
+        budget: the default of `thinking_token_budget`.
 
         Raises InvalidRequest that names the field.
-
-        budget: the default for `thinking_token_budget`.
         """
         from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 

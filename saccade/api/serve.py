@@ -1,6 +1,6 @@
-"""The server process: listen, start the engine, serve, and shut down.
+"""The process of `saccade serve`: listen, start the engine, serve, and shut down.
 
-The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails the
+The first SIGINT or SIGTERM lets requests in flight finish within the grace time, then fails the
 rest. A second SIGINT stops the server immediately. If the engine exits, so does the server.
 """
 
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 FAILED_SECONDS = 5.0
-"""Time from a failure of the engine until the server exits, so that clients and health checks can
-read the reason.
+"""How long the server keeps running after the engine has failed, so that clients and health checks
+can read the reason.
 """
 
 KEPT_BYTES = 160 << 20
-"""Freed memory that is kept for the next request. A body of 30 MB, with its texts and decoded
-bytes, takes 78 MB.
+"""How much freed memory malloc keeps for the next request. A body of 30 MB, with its strings and
+decoded bytes, takes 78 MB.
 """
 STOPPED_EARLY = 128 + signal.SIGINT
-"""The exit status if Ctrl-C stops the start-up, as in shells."""
+"""The exit status if Ctrl-C stops the server while it starts, as in shells."""
 
 
 class Server(Serving):
-    """An HTTP server that drains its requests on shutdown."""
+    """An HTTP server that lets its requests finish on shutdown."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Server(Serving):
         plugins: tuple[Plugin, ...],
         model: str = "",
     ) -> None:
-        """`plugins` are the enabled ones. `model` is as for `build_front`."""
+        """Build the application. plugins: the enabled ones. model: as for `build_front`."""
         self._check = parity_check(front, model, options)
         edge = options.edge
         self._recorders: list[TimelineRecorder] = [
@@ -96,12 +96,14 @@ class Server(Serving):
         on_ready: Callable[[str, Ready], None],
         on_progress: Callable[[Loading], None] = lambda _: None,
     ) -> bool:
-        """Serve until a signal is received (or `should_exit` is set). `/health` answers while the
+        """Serve until a signal is received or `should_exit` is set. `/health` responds while the
         engine starts.
 
-        `on_ready` is called with the address and the engine's report, and `on_progress` with the
-        progress of loading. Returns False if a signal stopped the server before it was ready.
-        Raises StartupError if the address is not available or the engine fails to start.
+        on_ready: called with the server's address and the engine's `Ready` message.
+        on_progress: called with the progress of loading.
+
+        Returns False if a signal stopped the server before it was ready. Raises StartupError if the
+        address is not available or the engine fails to start.
         """
         bound = listen(self._options.host, self._options.port)
         starting = asyncio.create_task(self._start(bound, on_ready, on_progress))
@@ -120,7 +122,7 @@ class Server(Serving):
 
     @property
     def interrupted(self) -> bool:
-        """True if Ctrl-C stopped the server."""
+        """True if the server received SIGINT (Ctrl-C)."""
         return signal.SIGINT in self._captured_signals
 
     async def _start(
@@ -164,8 +166,9 @@ def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -
     """Run the command `saccade serve`: serve `model` until a signal is received or the engine
     fails.
 
-    `early` is the engine process, if it was started before. Returns the exit status. Raises
-    StartupError.
+    early: the engine process, if it was started before.
+
+    Returns the exit status. Raises StartupError.
     """
     # Keys are removed from the environment once they are read, so that no child process has them.
     options = options.read_environment()

@@ -1,4 +1,4 @@
-"""Web pages' files. Each is read once, when the server starts."""
+"""Serves files of web pages. Each is read once, when the server starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTENT_TYPES = {
 
 
 class ServedFile:
-    """One file, read when the server starts. `policy` is its Content-Security-Policy."""
+    """Serves one file, which is read at construction. policy: its Content-Security-Policy."""
 
     def __init__(self, path: Path, policy: str) -> None:
         self._body = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What stored objects have in common: the client's metadata, and paging of lists (`limit`, `order`,
+"""Code that all stored objects share: the client's metadata, and paging of lists (`limit`, `order`,
 `after`).
 """
 
@@ -23,7 +23,7 @@ Metadata = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """One page of a list."""
+    """Which page of a list a client requests."""
 
     limit: int  # maximum number of items
     newest: bool  # the newest item is first
@@ -31,7 +31,9 @@ class Paging:
 
     @classmethod
     def of(cls, query: QueryParams, default: int, most: int) -> Paging:
-        """Read the page from a query string. Raises InvalidRequest that names the field."""
+        """Read the page from a query string. default, most: for `limit`. Raises InvalidRequest that
+        names the field.
+        """
         limit, order = query.get("limit", str(default)), query.get("order", "desc")
         wanted = whole_number(limit, 1, most)
         if wanted is None:
@@ -41,9 +43,10 @@ class Paging:
         return cls(wanted, order == "desc", query.get("after", ""))
 
     def rest(self, listed: Iterable[T], id_of: Callable[[T], str]) -> list[T]:
-        """Return the items after `after` from a list with the oldest first.
+        """Return the items that follow the item with the id `after`. listed: all items, the oldest
+        first.
 
-        Raises InvalidRequest if there is no such item.
+        Raises InvalidRequest if there is no item with that id.
         """
         found = list(listed)
         if self.newest:
@@ -57,7 +60,7 @@ class Paging:
 
 
 def whole_number(text: str, least: int, most: int) -> int | None:
-    """Parse an integer from `least` to `most`. Returns None for any other text."""
+    """Parse an integer from `least` to `most`. Returns None if `text` is anything else."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
         return None
     return int(text) if least <= int(text) <= most else None

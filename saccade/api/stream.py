@@ -1,8 +1,8 @@
-"""Server-sent events: send an answer while it is generated.
+"""Sends an answer as server-sent events while it is generated.
 
 The response starts with the first event, so an earlier error still has its own HTTP status. A later
-error is sent as an event. Each API has a `ResponseWriter`. That of OpenAI's chat and text
-completions is `Choices`.
+error is sent as an event. Each API implements `ResponseWriter`. `Choices` does so for OpenAI's chat
+and text completions.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 MARK = b"\0"
-"""A byte that never occurs in JSON. It encloses the index of a run that is encoded later."""
+"""A byte that never occurs in JSON. In a `StreamedBody`, two of them enclose the index of a run
+that is encoded later.
+"""
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """The requests being answered, and their counters, for a `ResponseWriter`."""
+    """The requests that a `ResponseWriter` answers, and their counters."""
 
     prepared: Sequence[PreparedRequest]
     tally: UsageCounter
@@ -58,11 +60,11 @@ class AnswerContext:
 
     @property
     def trace(self) -> Trace | UnsetType:
-        """The request's trace, if the client requested it."""
+        """The trace of the request if the client requested it, otherwise UNSET."""
         return UNSET if self.tracer is None or not self.tracer.wanted else self.tracer.trace
 
     async def counted(self, events: AsyncIterator[AnswerUpdate]) -> AsyncIterator[AnswerUpdate]:
-        """Yield `events`, each after it has been counted."""
+        """Yield `events` after adding each of them to the counters."""
         try:
             async for event in events:
                 self.tally.add_update(event)
@@ -75,14 +77,14 @@ class AnswerContext:
 
 
 class ResponseWriter(Protocol):
-    """Writes the response to one request in an API's format.
+    """Writes the response to one request in the format of an API.
 
-    Either `shown` is called for every event, and `ending` at the end, or `keep_update` for every
-    event, and `whole`.
+    For a stream, `shown` is called for each event, then `ending`. Otherwise `keep_update` is called
+    for each event, then `whole`.
     """
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        """Return the bytes to stream for an event, which may be empty."""
+        """Return the bytes to stream for an event. They may be empty."""
         ...
 
     def ending(self) -> bytes:
@@ -90,15 +92,15 @@ class ResponseWriter(Protocol):
         ...
 
     def failure(self, error: RequestError) -> bytes:
-        """Return the bytes that report an error in a stream that has started."""
+        """Return the bytes that report an error in a stream that has already started."""
         ...
 
     def keep_update(self, event: AnswerUpdate) -> None:
-        """Store an event for a response that is sent as a whole."""
+        """Store an event for a response that is not streamed."""
         ...
 
     def whole(self) -> object:
-        """Return the response body for all stored events."""
+        """Return the response body, built from all stored events."""
         ...
 
 
@@ -124,8 +126,10 @@ async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: Respon
 
 
 class Choices:
-    """Writes chat and text completions. `usage` is reported in the last chunk, or in every
-    chunk.
+    """Writes responses of OpenAI's chat and text completions.
+
+    usage: "last" reports usage in the last chunk of a stream, "always" in every chunk, and None in
+    none.
     """
 
     def __init__(self, writer: Writer, context: AnswerContext, usage: UsageWanted) -> None:
@@ -139,7 +143,7 @@ class Choices:
         self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        """Return the chunks of an event, preceded by the opening chunk of a new choice."""
+        """Return the chunks of an event. The first event of a choice also has its opening chunk."""
         writer = self._writer
         used: Usage | UnsetType | None = (
             self._tally.usage
@@ -184,15 +188,17 @@ def _sse(message: object) -> bytes:
 
 
 class StreamedBody:
-    """A response body that is encoded in chunks, because it is long."""
+    """A response body that is encoded in chunks because it is long."""
 
     def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
-        """Encode `content`, in which each marker will be replaced by one of `runs`."""
+        """Encode `content`. Each marker in it (see `stands_for`) is replaced with one of `runs`
+        when it is sent.
+        """
         self._body = msgspec.json.encode(content)
         self._runs = runs
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield chunks. Encoding one takes at most a few ms."""
+        """Yield chunks of the body. Encoding a chunk takes at most a few ms."""
         for index, part in enumerate(self._body.split(MARK)):
             if index % 2:
                 yield from self._runs[int(part)]

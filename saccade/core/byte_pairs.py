@@ -1,4 +1,6 @@
-"""Byte-level BPE: its characters for bytes, and the merges that follow from a vocabulary."""
+"""Byte-level BPE: the characters that stand for bytes, and the merges that follow from a
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ from collections.abc import Iterable, Mapping
 
 
 def _alphabet() -> dict[str, int]:
-    """Map GPT-2's printable characters to bytes.
+    """Map the printable characters with which GPT-2's tokenizer writes bytes to these bytes.
 
-    Printable Latin-1 characters map to themselves, the other bytes to characters from U+0100.
+    Printable Latin-1 characters stand for themselves. The other bytes are written as characters
+    from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -18,14 +21,14 @@ def _alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _alphabet()
-"""The byte of each character."""
+"""Map from each of these characters to its byte."""
 
 
 def merges_of(known: Mapping[str, int], ranked: Iterable[str]) -> list[tuple[str, str]]:
-    """Return every pair of tokens that forms a token, in the order of `ranked`.
+    """Return every pair of tokens that together form a token, in the order of `ranked`.
 
-    known: token ids by text; pairs that form the same token are ordered by their ids. ranked: token
-    texts, the highest rank first.
+    known: token ids by the token's string. Pairs that form the same token are sorted by their ids.
+    ranked: token strings, the highest rank first.
     """
     return [
         pair

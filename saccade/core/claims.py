@@ -1,8 +1,8 @@
-"""Directories that belong to servers, which mark them with a file, and safe ways to open files in
+"""Directories that a server reserves by writing a marker file, and safe ways to open files in
 directories where other users can write.
 
 A server removes files in its directory. So it rejects a directory that contains other files but no
-marker. (Earlier versions left no marker, so their own files are accepted.)
+marker. (Earlier versions wrote no marker, so files with their names are accepted.)
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ log = logging.getLogger("saccade")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A type of directory: its marker's file name, and the pattern of all other names in it."""
+    """The marker file's name for one type of directory, and the pattern of all other names in
+    it.
+    """
 
     marker: str
     names: re.Pattern[str]
 
     def check(self, folder: Path) -> None:
-        """Raise OSError, with the reason, if an unmarked directory contains other programs' files.
+        """Raise OSError, with the reason, if a directory has no marker but contains other programs'
+        files.
 
         A missing directory is accepted.
         """
@@ -50,9 +53,9 @@ class Claim:
             )
 
     def claim_folder(self, folder: Path) -> int:
-        """Create `folder` if it is missing, and mark it.
+        """Create `folder` if it is missing, and write the marker file.
 
-        Returns the owner's user id of new files there, which a network file system may map to
+        Returns the user id that owns new files there, which a network file system may map to
         another user. Raises OSError, with the reason.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,7 +71,11 @@ class Claim:
 
 
 def check_folder(option: str, name: str, claim: Claim) -> None:
-    """Raise ConfigError unless the directory `name` is marked for `claim`, or can be."""
+    """Raise ConfigError unless the directory `name` already has the marker of `claim`, or can get
+    it.
+
+    option: the command-line option that names the directory, for the error message.
+    """
     try:
         folder = Path(name).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -88,7 +95,7 @@ def check_folder(option: str, name: str, claim: Claim) -> None:
 
 
 def warn_of_others(option: str, folder: Path) -> None:
-    """Log a warning if other users can write to a directory."""
+    """Log a warning if other users can write to a directory. option: the option that names it."""
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & OTHERS:
@@ -109,11 +116,11 @@ def warn_of_others(option: str, folder: Path) -> None:
 
 
 def beside(path: str, flags: int) -> int:
-    """Open a regular file in a directory where other users can write. Can be passed as `open`'s
-    opener.
+    """Open a regular file in a directory where other users can write. Can be passed to `open` as
+    `opener`.
 
-    Raises OSError, and `Strange` unless the file is regular: a link could point anywhere, and
-    opening a pipe blocks.
+    Raises `Strange` unless the file is regular, because a link could point anywhere and opening a
+    pipe blocks. Raises OSError if it cannot be opened.
     """
     try:
         handle = os.open(path, flags | SAFELY, 0o600)
@@ -130,12 +137,14 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """Open a file as `beside` does, or create it if it is missing. Existing content is kept."""
+    """Open a file as `beside` does. Create it if it is missing, and leave existing content
+    unchanged.
+    """
     return beside(path, flags | os.O_CREAT)
 
 
 class Strange(OSError):
-    """The path of one of our files is not a regular file."""
+    """A file of this server was replaced by something other than a regular file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(

@@ -1,5 +1,5 @@
-"""The client that sent a request. The client determines the request's cache, files and fair share.
-This module also limits the requests in flight, in total and per client.
+"""The client that sent a request. It determines which cache entries, files and scheduling queue the
+request may use. This module also limits the requests in flight, in total and per client.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from blake3 import blake3
 from saccade.core.errors import Overloaded
 
 SHARE = 0.5
-"""If there are several API keys: the fraction that one key can use of the requests in flight, the
-bytes in flight, and the disk for uploaded files.
+"""The fraction that one of several API keys can use of the requests in flight, the bytes in flight,
+and the disk space for uploaded files.
 """
 SALT_BYTES = 16
-"""Length of the salts used inside the server, independent of the salts that clients send."""
+"""Length in bytes of the salts that the server derives from the client's name and `cache_salt`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client that sent a request."""
+    """The sender of a request, identified by its API key or its address."""
 
     name: str = ""  # the API key's name; "" for the key from --api-key, or without keys
     address: str = ""  # the connection's source address; "" for calls from Python
@@ -34,23 +34,26 @@ class Client:
     limited: bool = False  # one of several clients, each limited to `SHARE` of the total
 
     def salt(self, given: str) -> str:
-        """Return the salt that separates this client's cache entries from others'.
+        """Return the salt that separates this client's cache entries from those of other clients.
 
-        It is a hash of the client's name and of `cache_salt` in hexadecimal, or "" without both.
+        It is a hexadecimal hash of the client's name and `given`, the request's `cache_salt`. It is
+        "" if both are empty.
         """
         return _hashed("" if self.shares_cache else self.name, given)
 
     def tenant(self, given: str) -> str:
-        """Return the group of clients whose images may be decoded in one process.
+        """Return an identifier for the clients whose images one process may decode.
 
-        It is like `salt`, but keys differ even if they share a cache.
+        It is computed like `salt`, but API keys always get different ones, even if they share a
+        cache.
         """
         return _hashed(self.name, given)
 
     def share(self, given: str) -> str:
-        """Return the name for fair scheduling: clients with the same name share one queue.
+        """Return the name of the fair scheduling queue for this client's requests.
 
-        It is the API key's name if there are several keys, else the salt's, else the address.
+        It is the API key's name if the server has several keys. Otherwise it is derived from
+        `given`, the request's `cache_salt`, or is the client's address if there is no salt.
         """
         if self.limited and self.name:
             return f"key {self.name}"
@@ -64,7 +67,7 @@ def _hashed(name: str, given: str) -> str:
 
 
 def client_address(host: str) -> str:
-    """Return the address that a client's connections are counted under.
+    """Return the address under which connections from `host` are counted.
 
     For IPv6 this is the /64 network, because one client usually has all of its addresses. An
     IPv4-mapped IPv6 address is counted as the IPv4 address.
@@ -80,14 +83,16 @@ def client_address(host: str) -> str:
 
 
 ANYBODY = Client()
-"""The only client of a server that does not distinguish clients."""
+"""The client of every request on a server that does not distinguish clients."""
 
 
 class Permits:
-    """A limit of `most` requests in flight.
+    """Limits the requests in flight to `most`.
 
-    option: the command-line option that sets it, for errors. on_change: called with the number of
-    requests in flight after each change. `idle` is set while there are none.
+    option: the command-line option that sets the limit, for error messages.
+    on_change: called with the number of requests in flight after each change.
+
+    The event `idle` is set while no request is in flight.
     """
 
     def __init__(
@@ -99,10 +104,10 @@ class Permits:
         self._option = option
         self._on_change = on_change
         self._taken: Counter[str] = Counter()
-        """By the name of the client's API key."""
+        """The number of requests in flight, by the name of the client's API key."""
 
     def check(self, client: Client = ANYBODY) -> None:
-        """Raise Overloaded if a request of `client` would be rejected now."""
+        """Raise Overloaded if another request of `client` would exceed a limit now."""
         mine, taken = self._taken[client.name], self.taken
         if client.limited and mine >= max(1, self._most * SHARE):
             raise Overloaded(
@@ -122,8 +127,8 @@ class Permits:
 
     @contextmanager
     def acquire(self, client: Client = ANYBODY) -> Iterator[None]:
-        """Count a request as in flight within the context. Raises Overloaded if the request is over
-        a limit.
+        """Count a request as in flight within the context. Raises Overloaded if a limit is
+        reached.
         """
         self.check(client)
         self._count(client, 1)

@@ -1,4 +1,4 @@
-"""The resolved configuration, and properties of the host."""
+"""The resolved configuration of the engine, and properties of the host."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Literal
 MIB = 1 << 20
 GIB = 1 << 30
 DISK_BLOCK = 4096
-"""The disk's allocation unit in bytes. The header of an embedding's file fills one block."""
+"""The disk's allocation unit, in bytes. The header of an embedding file fills one such block."""
 
 SCORE_BLOCK_BYTES = 32 * MIB
-"""Maximum size of float32 logits while a prompt is scored: 52 rows of 152,000 tokens."""
+"""Maximum size of the float32 logits held at a time while a prompt is scored: 52 rows for a
+vocabulary of 152,000 tokens.
+"""
 
 POSITION_CACHE_BYTES = 256 * MIB
-"""Size of the cache of positions and learned position embeddings, by image grid. With the latter,
-an image of 2560x1440 takes 33 MB on an 8B model.
+"""Maximum size of the cache of position ids and learned position embeddings, keyed by image grid.
+The learned embeddings of a 2560x1440 image take 33 MB on an 8B model.
 """
 
 PAGE_PIECE_BYTES, PAGE_PIECES = 16 * MIB, 3
-"""KV pages are copied between a GPU and the host in chunks of this size, with at most this many
-chunks in flight in each direction.
+"""KV pages are copied between a GPU and the host in chunks of `PAGE_PIECE_BYTES`. At most
+`PAGE_PIECES` chunks are in flight in each direction.
 """
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -30,16 +32,21 @@ TowerQuantization = Literal["none", "int8"]
 KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 Role = Literal["all", "encode", "language"]
-"""The part of a model that a server runs: all of it; only the vision encoder, for other servers; or
-all of it, but with images encoded by encoder servers while these are available.
+"""The part of a model that a server runs.
+
+all: the vision encoder and the language model.
+encode: only the vision encoder, for other servers.
+language: the entire model, but encoder servers encode the images while any is available.
 """
 PageView = Literal["text", "images", "both", "bare"]
-"""What the model gets of a document's pages. bare: only images, without any text around them."""
+"""What the model sees of a document's pages. bare: only their images, without text such as page
+numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
-    """How a document is given to the model."""
+    """Which pages of a document the model sees, and whether as text, images or both."""
 
     shown: PageView = "both"
     pages: tuple[int, ...] = ()  # page numbers from 1, in the requested order; empty: all pages
@@ -58,16 +65,16 @@ WHOLE_DOCUMENT = DocumentView()
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Properties of the host that sizing depends on."""
+    """The device and its memory, from which the sizes of caches are derived."""
 
     device: Literal["cpu", "cuda"]
     name: str
     total_bytes: int
-    free_bytes: int  # of the device, after the weights were loaded
+    free_bytes: int  # free memory of the device after the weights were loaded
     host_free_bytes: int = 0
-    """Free memory of a GPU's host; 0 on a CPU, where device and host are one."""
+    """Free memory of the host of a GPU; 0 on a CPU, where `free_bytes` already counts it."""
     arch: int = 0
-    """Compute capability of a GPU: 90 for 9.0."""
+    """Compute capability of a GPU without the dot, such as 90 for 9.0."""
 
     @property
     def has_fp8(self) -> bool:
@@ -77,7 +84,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How ranks share the model."""
+    """How the model is sharded over ranks, and how ranks communicate."""
 
     size: int  # number of shards
     encoder: EncoderMode
@@ -88,13 +95,15 @@ class ParallelConfig:
 
     @property
     def ranks(self) -> int:
-        """The number of processes. If it exceeds `size`, shards are replicated."""
+        """The number of processes. If it is greater than `size`, several of them hold the same
+        shard.
+        """
         return max(self.size, self.expert_runs)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """The vision encoder's configuration."""
+    """The vision encoder's attention backend, CUDA graphs, quantization and position cache."""
 
     attention: str = "sdpa"
     graph_sizes: tuple[int, ...] = ()  # patch counts of CUDA graphs, ascending; empty: no graphs
@@ -107,7 +116,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class PageTierConfig:
-    """Tiers for KV pages that are evicted from the device."""
+    """The host and disk tiers that store KV pages evicted from the device."""
 
     folder: str | None = None  # the directory on disk; None: no disk tier
     disk_bytes: int = 0
@@ -122,7 +131,7 @@ class PageTierConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    """Storage for keys and values."""
+    """The data type, scales, attention backend and offload tiers of the KV cache."""
 
     dtype: KVDtype = "auto"  # auto: the model's own
     # divisors of each layer's keys and values in an 8-bit cache; empty: all are 1
@@ -133,9 +142,9 @@ class KVConfig:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotConfig:
-    """Snapshots of per-sequence states (`family.KVSpec.state_bytes`) for the prefix cache.
+    """How many snapshots of recurrent states (`family.KVSpec.state_bytes`) the prefix cache stores.
 
-    All values are 0 for a model without states.
+    All values are 0 for a model without recurrent states.
     """
 
     count: int = 0  # number of snapshots
@@ -144,18 +153,22 @@ class SnapshotConfig:
 
     @property
     def lines(self) -> int:
-        """Rows of state memory, not counting the slots' own."""
+        """Rows of state memory, in addition to one row per slot."""
         return self.count + self.between
 
     @property
     def without_drafts(self) -> SnapshotConfig:
-        """The configuration with the same memory for a server without speculative decoding."""
+        """A configuration for a server without speculative decoding. The rows for draft tokens
+        become snapshots.
+        """
         return SnapshotConfig(self.lines if self.count else 0, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraphSizes:
-    """CUDA graph sizes of the language model, ascending; empty: no graphs."""
+    """The batch sizes for which CUDA graphs of the language model are captured, in ascending order.
+    If empty, no graphs are used.
+    """
 
     rows: tuple[int, ...] = ()  # batch sizes of decode-only steps
     # For steps that also prefill: there is a graph for each number of decoding sequences in
@@ -171,18 +184,22 @@ class StepGraphSizes:
 
     @property
     def most_tokens(self) -> int:
-        """Maximum tokens of a graph that includes prefill; 0 without such graphs."""
+        """The maximum number of tokens in a graph that includes prefill, or 0 without such
+        graphs.
+        """
         return max(self.mixed_rows) + max(self.mixed_tokens) if self.mixed_tokens else 0
 
 
 def embedding_file_bytes(nbytes: int) -> int:
-    """Return an embedding's size on disk: a header block, and `nbytes` rounded up to blocks."""
+    """Return the disk space of an embedding of `nbytes` bytes: one block for the header, then the
+    data rounded up to whole blocks.
+    """
     return DISK_BLOCK + -(-nbytes // DISK_BLOCK) * DISK_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudgets:
-    """Bytes for image embeddings in each tier."""
+    """The memory and disk space for image embeddings in each cache tier."""
 
     device_bytes: int  # per rank
     host_bytes: int = 0  # per rank
@@ -194,7 +211,7 @@ class EmbeddingBudgets:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The engine's configuration."""
+    """All settings of the engine and its workers after defaults are resolved."""
 
     # the device
     device: Literal["cpu", "cuda"]

@@ -1,7 +1,8 @@
-"""Creates msgspec decoders, in one thread at a time.
+"""Functions that create msgspec decoders, in only one thread at a time.
 
 msgspec crashes the process if a thread decodes a class while another thread inspects its fields. It
-inspects them once, for the first decoder of the class or of a type that contains it.
+inspects the fields once, when the first decoder is created for the class or for a type that
+contains it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
 @overload
 def json_decoder(kind: object) -> msgspec.json.Decoder[Any]: ...
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return a JSON decoder for `kind`: a class, or any other type that a field can have."""
+    """Return a JSON decoder for `kind`, which can be any type that msgspec supports."""
     with _LOOKING_UP:
         return msgspec.json.Decoder(kind)
 
@@ -32,7 +33,7 @@ def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]: ...
 @overload
 def msgpack_decoder(kind: object) -> msgspec.msgpack.Decoder[Any]: ...
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return a MessagePack decoder for `kind`."""
+    """Return a MessagePack decoder for `kind`, which can be any type that msgspec supports."""
     with _LOOKING_UP:
         return msgspec.msgpack.Decoder(kind)
 

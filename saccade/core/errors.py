@@ -88,9 +88,10 @@ class UnknownDigests(InvalidRequest):
 
 
 class OversizedImages(ImageError):
-    """400: images are too large for a model, and the client does not allow downsizing.
+    """400: images are too large for the model, and the client does not allow downsizing.
 
-    side: the longest side that the model accepts, in pixels. places: the images' fields.
+    side: the longest side that the model accepts, in pixels.
+    places: the fields of these images in the request.
     """
 
     code = "image_dimensions_too_large"
@@ -147,7 +148,9 @@ class Cancelled(RequestError):
 
 
 class OtherTower(RequestError):
-    """409: a server requests an embedding of a different vision encoder, or other settings."""
+    """409: a server requested an embedding from a vision encoder other than this server's, or with
+    other settings.
+    """
 
     status = 409
     code = "wrong_tower"

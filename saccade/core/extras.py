@@ -1,5 +1,6 @@
-"""How to install a missing extra: the command for this machine's operator, and a message for
-clients without details of the host. It also finds installed packages that are too new.
+"""How to install a missing optional dependency (an extra): the command for the server's operator,
+and a message for clients that reveals nothing about the host. Also finds installed packages that
+are too new.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2]
-"""The directory of Saccade's source, if it runs from there and not from a wheel."""
+"""The parent directory of the package. It is the source directory unless Saccade was installed from
+a wheel.
+"""
 SCRIPT = "scripts/install.py"
-"""Works with pip and uv, and installs the versions that were tested."""
+"""The script that installs the tested versions of dependencies. It works with pip and uv."""
 
 
 def how_to_install(what: str, source: Path = SOURCE) -> str:
-    """Return the command that installs `what`: `.[gguf]`, `./bench` or a package's name."""
+    """Return the shell command that installs `what`: `.[gguf]`, `./bench` or a package's name."""
     if not (source / SCRIPT).is_file():
         return f"python {SCRIPT} {shlex.quote(what)} in Saccade's source directory"
     python = Path(sys.executable)
@@ -31,17 +34,21 @@ def how_to_install(what: str, source: Path = SOURCE) -> str:
 
 
 def ask_operator(extra: str) -> str:
-    """Return advice for a client about a missing extra, as part of a sentence."""
+    """Return advice for a client whose request needs a missing extra, as part of a sentence."""
     line = f"python {SCRIPT} '.[{extra}]' in Saccade's source directory"
     return f"ask the server's operator to install the extra `{extra}` ({line})"
 
 
 _BOUND = re.compile(r"([\w.-]+)[^;<]*<(\d+(?:\.\d+)*)")
-"""A requirement's name, and the first version that is too new."""
+"""Matches a requirement with an upper bound. The groups are its name and the first version that is
+too new.
+"""
 
 
 def too_new() -> str:
-    """Return a sentence about installed packages that are newer than Saccade allows, or ""."""
+    """Return a sentence that lists installed packages newer than Saccade allows, or "" if there are
+    none.
+    """
     with suppress(PackageNotFoundError):
         return describe_too_new(requires("saccade") or ())
     return ""
@@ -57,7 +64,10 @@ def describe_too_new(requirements: Iterable[str]) -> str:
 
 
 def _too_new(requirements: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield names, versions and bounds. A pre-release of a bound counts as the bound itself."""
+    """Yield (name, installed version, upper bound) of each package that is too new.
+
+    A pre-release of the upper bound counts as the bound itself.
+    """
     for bounded in map(_BOUND.match, requirements):
         with suppress(PackageNotFoundError):
             if bounded and _release(has := version(bounded[1])) >= _release(bounded[2]):
@@ -65,7 +75,7 @@ def _too_new(requirements: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _release(text: str) -> list[int]:
-    """Return a version's numbers without trailing zeros."""
+    """Return the numbers in a version, without trailing zeros."""
     numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]|\.[^\d]", text)[0])]
     while numbers and not numbers[-1]:
         numbers.pop()

@@ -1,7 +1,8 @@
-"""What a model family defines on the CPU: the `FamilySpec` protocol and its value types.
+"""What a model family defines without tensors: the `FamilySpec` protocol and its value types.
 
-A spec needs only `config.json` and the files next to it: it gives sizes, token counts, prompt
-expansion and positions, without tensors or torch. The tensor side is `nn.protocol.FamilyNet`.
+A spec is read from `config.json` and the files next to it. It has sizes, token counts, prompt
+expansion and positions, and can be imported without torch. `nn.protocol.FamilyNet` is the
+counterpart with tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from saccade.core.video import VideoRules
 
 @dataclass(frozen=True, slots=True)
 class PixelBounds:
-    """Limits on an image's height * width after resizing. They do not apply to thumbnails."""
+    """Limits on an image's height * width after resizing. Thumbnails are exempt."""
 
     least: int  # the smallest image that the model accepts
     min_pixels: int
@@ -37,25 +38,31 @@ class PixelBounds:
 
 @dataclass(frozen=True, slots=True)
 class LargestImage:
-    """The largest image within the model's own bounds. pixels: the size of its canvas."""
+    """The size of the largest image that the model accepts. pixels: height * width after
+    preprocessing.
+    """
 
     pixels: int
     tokens: int
 
 
 CacheFormat = Literal["model", "float32", "int8", "float8_e4m3"]
-"""The dtype of cached values. model: the dtype of the weights (`EngineConfig.dtype`)."""
+"""The data type of cached values. model: the data type of the weights (`EngineConfig.dtype`)."""
 FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One named cache of a layer: values of `shape` for each token, or for each sequence.
+    """One named cache of a layer, which stores values of `shape` for each token or for each
+    sequence.
 
-    Per-token values are stored in KV pages. Per-sequence values (a state) take one row, however
-    long the sequence is. Names: "k" and "v" (keys and values of the heads), "latent" (one row from
-    which keys and values are computed), "k_scale" and "v_scale" (for 8-bit values), "recurrent" and
-    "conv" (states).
+    Per-token values are stored in KV pages. Per-sequence values (a recurrent state) take one row,
+    however long the sequence is.
+
+    k, v: keys and values of the heads.
+    latent: one row per token from which keys and values are computed.
+    k_scale, v_scale: scales of 8-bit values.
+    recurrent, conv: recurrent states.
     """
 
     name: str
@@ -64,7 +71,9 @@ class Cache:
     format: CacheFormat = "model"
 
     def nbytes(self, dtype: Dtype) -> int:
-        """Return the bytes per token or sequence, for a model in `dtype`."""
+        """Return the size of the cache in bytes, per token or per sequence, for a model in
+        `dtype`.
+        """
         return (
             math.prod(self.shape) * FORMAT_BYTES[dtype if self.format == "model" else self.format]
         )
@@ -74,12 +83,14 @@ BEHAVIOURS = {
     "latents": "the model caches latents (MLA)",
     "ranges": "the model's layers have windows, or bidirectional attention within images",
 }
-"""Features of attention beyond plain causal attention over heads, described for error messages."""
+"""Attention features that a backend may lack, with a description of each for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One layer's attention on one rank: its KV cache, and which tokens attend to which."""
+    """One layer's attention on one rank: the size of its KV cache, and which tokens attend to
+    which.
+    """
 
     heads: int  # key/value heads
     dim: int  # of each head
@@ -97,14 +108,14 @@ class AttentionShape:
 
     @property
     def behaviours(self) -> frozenset[str]:
-        """The features that an attention backend must support, from `BEHAVIOURS`."""
+        """The features from `BEHAVIOURS` that this layer's attention backend must support."""
         ranges = self.window is not None or self.both_ways
         return frozenset(["latents"] * self.latent + ["ranges"] * ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """One rank's KV cache and states, layer by layer."""
+    """The KV caches and recurrent states of all layers on one rank."""
 
     # each layer's attention, or the states of a layer without attention
     shapes: tuple[AttentionShape | tuple[Cache, ...], ...]
@@ -112,14 +123,14 @@ class KVSpec:
 
     @property
     def layers(self) -> tuple[tuple[Cache, ...], ...]:
-        """Each layer's caches, possibly empty."""
+        """The caches of each layer, which may have none."""
         return tuple(
             each.caches if isinstance(each, AttentionShape) else each for each in self.shapes
         )
 
     @property
     def attention(self) -> dict[int, AttentionShape]:
-        """The attention shape of each layer that has attention."""
+        """The attention shape by layer index, without layers that have no attention."""
         return {
             layer: shape
             for layer, shape in enumerate(self.shapes)
@@ -137,7 +148,9 @@ class KVSpec:
 
     @property
     def sight(self) -> tuple[str, ...]:
-        """Describe for people how attention differs from causal attention to all tokens."""
+        """Phrases that describe how attention differs from plain causal attention, for the start-up
+        report.
+        """
         shapes = self.attention.values()
         windows = [shape.window for shape in shapes if shape.window is not None]
         near = f"the last {max(windows, default=0)} in {len(windows)} of {len(shapes)} layers"
@@ -154,15 +167,17 @@ class KVSpec:
         return sum(shape.owns and not shape.latent for shape in self.attention.values())
 
     def token_bytes(self, dtype: Dtype) -> int:
-        """Return the bytes per token in KV pages, over all layers."""
+        """Return the bytes that one token takes in KV pages, over all layers."""
         return self._bytes("token", dtype)
 
     def state_bytes(self, dtype: Dtype) -> int:
-        """Return the bytes of one sequence's state, over all layers; 0 without states."""
+        """Return the size in bytes of one sequence's recurrent state over all layers, or 0 if the
+        model has none.
+        """
         return self._bytes("sequence", dtype)
 
     def with_dtype(self, dtype: KVDtype) -> KVSpec:
-        """Return this spec with keys and values in `dtype`; auto keeps it unchanged."""
+        """Return this spec with keys and values in `dtype`, or unchanged if `dtype` is "auto"."""
         if dtype == "auto":
             return self
         shapes = tuple(
@@ -181,15 +196,17 @@ class KVSpec:
 def heads_cache(
     heads: int, dim: int, ranks: int, *, window: int | None = None, both_ways: bool = False
 ) -> AttentionShape:
-    """Return the attention shape on one of `ranks` ranks, among which the heads are divided.
+    """Return the attention shape on one rank if `heads` key/value heads are divided among `ranks`
+    ranks.
 
-    `heads` is the number of key/value heads. With fewer heads than ranks, heads are replicated.
+    If there are fewer heads than ranks, each rank holds one head and heads are replicated.
     """
     return AttentionShape(max(1, heads // ranks), dim, window=window, both_ways=both_ways)
 
 
 def latent_cache(width: int) -> AttentionShape:
-    """Return the attention shape over latents (MLA): one head, which every rank holds in full.
+    """Return the attention shape of MLA: one latent of `width` values per token, replicated on
+    every rank.
 
     All query heads compute their keys and values from it.
     """
@@ -197,12 +214,14 @@ def latent_cache(width: int) -> AttentionShape:
 
 
 Divisible = tuple[tuple[int, str], ...]
-"""Sizes that must be divisible by the number of ranks, each with a name for error messages."""
+"""Sizes that must be divisible by the number of ranks, as (size, plural noun for error
+messages).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How a model can be sharded."""
+    """The sizes that determine over how many ranks a model can be sharded."""
 
     text: Divisible
     heads: int  # query heads
@@ -216,9 +235,11 @@ class Cuts:
     )
 
     def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
-        """Return the sizes that prevent sharding the language model over `ranks` ranks.
+        """Return the sizes that prevent sharding the language model over `ranks` ranks, for an
+        error message.
 
-        `expert_slices` is the number of slices per expert, by default `ranks`.
+        `expert_slices` is the number of slices that each expert is split into. It defaults to
+        `ranks`.
         """
         found = [f"{count} {what}" for count, what in self.text if count % ranks]
         if self.expert_width % (ranks if expert_slices is None else expert_slices):
@@ -228,13 +249,15 @@ class Cuts:
         return tuple(found)
 
     def encoder_obstacles(self, ranks: int) -> tuple[str, ...]:
-        """Return the sizes that prevent sharding the vision encoder over `ranks` ranks."""
+        """Return the sizes that prevent sharding the vision encoder over `ranks` ranks, for an
+        error message.
+        """
         return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTemplates:
-    """The prompts with which a family's embedding and reranking checkpoints were trained."""
+    """The prompts on which a family's embedding and reranking checkpoints were trained."""
 
     instruction: str  # default system message for content to embed
     query: str  # default system message for a search query
@@ -249,7 +272,9 @@ class ScoreTemplates:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """The vectors of a checkpoint that was trained for late interaction: one per prompt token."""
+    """Vector size and prompt template of a late interaction checkpoint, which returns one vector
+    per prompt token.
+    """
 
     width: int  # values per vector
     template: Path  # Jinja template that writes the prompt of an image, or of a query
@@ -257,7 +282,7 @@ class LateInteraction:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Chat templates that a family provides, as Jinja files, and details of its templates."""
+    """Jinja chat templates that a family provides, and how its templates write images."""
 
     default: Path | None = None  # for checkpoints without one
     # for requests with tools, if a checkpoint's own template does not support tools and contains
@@ -274,11 +299,13 @@ class Templates:
 
 
 FLAGS = "\U000f0000-\U000ffffd"
-"""Private-use characters that mark offsets in a rendered prompt, and are removed again."""
+"""A character range of private-use characters. They mark offsets in a rendered prompt and are
+removed again.
+"""
 
 
 def put_spaces(text: str, mark: str, opening: str = "<") -> str:
-    """Insert a space after each `mark`, unless white space or a tag follows.
+    """Insert a space after each `mark`, unless white space or a tag follows it.
 
     opening: the characters that can start a tag.
     """
@@ -287,14 +314,14 @@ def put_spaces(text: str, mark: str, opening: str = "<") -> str:
 
 
 Part = tuple[float, float, float, float]
-"""(top, left, bottom, right) in fractions of an image's edges."""
+"""A region of an image: (top, left, bottom, right), each as a fraction of the height or width."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanvasTile:
-    """A part of an image that the vision encoder encodes separately."""
+    """A part of a preprocessed image that the vision encoder encodes separately."""
 
-    window: Box  # its pixels on the canvas
+    window: Box  # its pixels in the preprocessed image
     grid: Grid  # the grid of an image that consists of this tile only
     # its rows in the image's embedding, in the vision encoder's order
     rows: tuple[range, ...]
@@ -302,29 +329,37 @@ class CanvasTile:
 
 
 class TileLayout(Protocol):
-    """How a family whose vision encoder encodes tiles independently splits images."""
+    """Splits an image into tiles, for families whose vision encoder encodes each tile
+    independently.
+    """
 
     def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
-        """Return an image's tiles in the vision encoder's order; empty if there is only one."""
+        """Return an image's tiles in the vision encoder's order, or an empty tuple if there is only
+        one.
+        """
         ...
 
 
 class FamilySpec(Protocol):
-    """One checkpoint's properties that need no tensors."""
+    """The properties of one checkpoint that can be computed without tensors."""
 
     @property
     def family(self) -> str:
-        """The family's name in messages and fingerprints, e.g. "qwen3_vl"."""
+        """The family's name in messages and fingerprints, such as "qwen3_vl"."""
         ...
 
     @property
     def unproven(self) -> str:
-        """The architecture's name if its output was not tested against transformers, else ""."""
+        """The architecture's name if no test compares its output with transformers, otherwise
+        "".
+        """
         ...
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """True if steps and the vision encoder can be captured as CUDA graphs."""
+        """True if the language model's steps and the vision encoder can be captured as CUDA
+        graphs.
+        """
         ...
 
     @property
@@ -338,7 +373,7 @@ class FamilySpec(Protocol):
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """The model's own bounds. A request can narrow them."""
+        """The image size limits from the checkpoint. A request can narrow them."""
         ...
 
     @property
@@ -346,16 +381,18 @@ class FamilySpec(Protocol):
 
     @property
     def sample(self) -> PreprocessParams:
-        """A small image's preprocessing. Its embedding serves as a fingerprint of the weights."""
+        """The preprocessing of a small image. The image's embedding serves as a fingerprint of the
+        weights.
+        """
         ...
 
     @property
     def patch_unit(self) -> int:
-        """The vision encoder's patch counts are multiples of this."""
+        """The number that every patch count of the vision encoder is a multiple of."""
         ...
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
-        """Return the caches on one of `ranks` ranks, layer by layer."""
+        """Return the KV caches and recurrent states on one of `ranks` ranks."""
         ...
 
     @property
@@ -363,19 +400,21 @@ class FamilySpec(Protocol):
 
     @property
     def encoder_blocks(self) -> int:
-        """The number of blocks in the vision encoder. Each block computes every patch."""
+        """The number of transformer blocks in the vision encoder. Every patch passes through all of
+        them.
+        """
         ...
 
     @property
     def dtype(self) -> str:
-        """The dtype of the weights, as the checkpoint names it."""
+        """The data type of the weights according to the checkpoint."""
         ...
 
     @property
     def templates(self) -> Templates: ...
 
     def with_options(self, options: Mapping[str, str]) -> FamilySpec:
-        """Return the spec with the family's own options (`--family-option NAME=VALUE`).
+        """Return a copy of the spec with `--family-option NAME=VALUE` options applied.
 
         Raises ConfigError, which lists the supported options.
         """
@@ -399,18 +438,23 @@ class FamilySpec(Protocol):
 
     @property
     def embedding_width(self) -> int:
-        """Values per image token in an embedding: the hidden size times (1 + deepstack levels)."""
+        """The number of values in each row of an image's embedding: the hidden size times (1 +
+        deepstack levels).
+        """
         ...
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the preprocessing of an upright image of this size.
+        """Return the preprocessing of an image of this size, after EXIF rotation.
 
         Raises ImageError if the aspect ratio exceeds the family's limit.
         """
         ...
 
     def settings(self, recipe: PreprocessParams) -> bytes:
-        """Return 16 bytes that differ whenever the encoder's input pixels may differ."""
+        """Return a 16-byte fingerprint of `recipe`, which is part of the image's cache key.
+
+        It differs whenever the pixels that the encoder gets may differ.
+        """
         ...
 
     @property
@@ -424,37 +468,43 @@ class FamilySpec(Protocol):
         ...
 
     def num_tokens(self, grid: Grid) -> int:
-        """Return the number of rows in an image's embedding."""
+        """Return the number of rows in an image's embedding, which is also its number of prompt
+        tokens.
+        """
         ...
 
     def num_patches(self, grid: Grid) -> int:
-        """Return the number of patches that the vision encoder computes."""
+        """Return the number of patches that the vision encoder computes for an image."""
         ...
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder by the tokens of `images[k]` and the tokens that the
+        """Replace the k-th image placeholder with the tokens of `images[k]` and the tokens that the
         family puts around them.
 
-        `times` is `Span.time` of each image; if empty, it is None for all. Raises InvalidRequest
-        if the numbers of placeholders and images differ.
+        times: `Span.time` of each image. If empty, it is None for all images.
+
+        Returns the tokens, and the spans that images take in them. Raises InvalidRequest if the
+        numbers of placeholders and images differ.
         """
         ...
 
     def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
-        """Return the index of prompt token `at` after `expand_prompt` replaced the placeholders."""
+        """Return the index of prompt token `at` in the prompt that `expand_prompt` returned with
+        `spans`.
+        """
         ...
 
     @property
     def position_axes(self) -> int:
-        """The number of axes of a token's rotary position."""
+        """The number of axes of a token's rotary position: 1, or more for multimodal RoPE."""
         ...
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """Compute an image's rotary positions [axes, num_tokens] at the start of a prompt.
+        """Compute the rotary positions [axes, num_tokens] of an image at the start of a prompt.
 
-        Results are not cached; callers that need them often should cache them.
+        Results are not cached. Callers that need them often should cache them.
         """
         ...
 
@@ -464,9 +514,11 @@ class FamilySpec(Protocol):
         spans: Sequence[Span],
         blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Compute the rotary positions [axes, T] of a prompt, and the position that follows it.
+        """Compute the rotary positions [axes, T] of a prompt, and the position of the token that
+        follows it.
 
-        `blocks` are the `image_positions` of the images that `spans` refer to. Generated tokens
-        advance by one on every axis.
+        blocks: the `image_positions` of the image that each of `spans` refers to.
+
+        Generated tokens advance the position by one on every axis.
         """
         ...

@@ -1,4 +1,4 @@
-"""Documentation of fields for users, from the strings below them in their class."""
+"""Reads the help of options and API fields from the docstrings below dataclass fields."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from threading import Lock
 
 OURS = __name__.partition(".")[0]
 _PARSING = Lock()
-"""Python 3.11 counts the recursion depth of parsers in all threads together, so that concurrent
-parsing can fail (python/cpython#106905).
+"""Allows one thread at a time to parse. Python 3.11 counts the recursion depth of parsers in all
+threads together, so concurrent parsing can fail (python/cpython#106905).
 """
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the text below each field of a class, by field name, including base classes."""
+    """Return the docstring below each field of a class by field name, including fields of base
+    classes.
+    """
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         if each.__module__.partition(".")[0] == OURS:

@@ -1,4 +1,5 @@
-"""Opens paths from clients and operators without blocking, and explains errors in a sentence.
+"""Opens paths that clients and operators specify without blocking, and describes errors in a
+sentence.
 
 Such a path may be too long, form a loop of symbolic links, or be on a failing disk. It may also be
 a pipe, which blocks, or a device, which never ends.
@@ -16,13 +17,14 @@ from pathlib import Path
 from saccade.core.errors import CheckpointError, ConfigError
 
 MAX_TEXT = 64 << 20
-"""Maximum bytes of a text file that an operator specifies."""
+"""Maximum size in bytes of a text file that an operator specifies."""
 MAX_SHOWN = 300
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a regular file without blocking. Can be passed as `open`'s opener. Raises OSError
-    otherwise.
+    """Open a regular file without blocking. Can be passed to `open` as `opener`.
+
+    Raises OSError for other types of files.
     """
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -50,7 +52,11 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def check_given(option: str, name: str, *, folder: bool = False) -> None:
-    """Raise ConfigError unless a path is a file or missing, or a directory if `folder` is set."""
+    """Raise ConfigError unless the path `name` is a regular file or missing. With `folder`, it must
+    be an existing directory.
+
+    option: the command-line option, for the error message.
+    """
     wanted, right = ("folder", stat.S_ISDIR) if folder else ("file", stat.S_ISREG)
     try:
         if name and right(Path(name).stat().st_mode):
@@ -65,7 +71,10 @@ def check_given(option: str, name: str, *, folder: bool = False) -> None:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Convert OSError within the context to CheckpointError with the path and the reason."""
+    """Convert OSError within the context to CheckpointError with the path and the reason.
+
+    what: names the file in the message if the error has no path.
+    """
     try:
         yield
     except OSError as error:
@@ -74,17 +83,19 @@ def readable(what: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's message without its number and its path."""
+    """Return an error's message without its errno and its path."""
     words = error.strerror if isinstance(error, OSError) else None
     return words or str(error) or type(error).__name__
 
 
 def shown(name: object) -> str:
-    """Return a path for a message, truncated to `MAX_SHOWN` characters."""
+    """Return `name` as text for a message, truncated to `MAX_SHOWN` characters."""
     text = str(name)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def sendable(words: str) -> str:
-    """Return text that can be encoded as UTF-8. File names may contain any bytes."""
+    """Return `words` with every character that UTF-8 cannot encode as an escape. File names may
+    contain any bytes.
+    """
     return words.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The logs of server commands: lines on stderr, as text or as JSON."""
+"""Log configuration of server commands: lines on stderr, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT = "%(levelname)s %(name)s: %(message)s"
 
 
 def configure_logging(log_format: LogFormat = "text") -> None:
-    """Log to stderr. Text lines include the time, unless systemd's journal adds it."""
+    """Log to stderr. Lines of text include the time, unless systemd's journal adds it."""
     if log_format == "json":
         formatter: logging.Formatter = JsonFormatter()
     else:
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
     """Formats each record as a JSON object on one line, with the time in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record's line."""
+        """Return one line of JSON for a record."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{moment}.{int(record.msecs):03d}Z",

@@ -1,8 +1,8 @@
-"""Declarations of all metrics, and `Metrics`, which holds their values.
+"""Declarations of all metrics, and `Metrics`, which stores their values.
 
-The front, the engine and rank 0 each have a `Metrics`. For `GET /metrics`, the front requests the
-values that changed in the engine (`Metrics.changed`). `edge/metrics_text.py` renders the Prometheus
-format.
+The front process, the engine and rank 0 each have a `Metrics`. For `GET /metrics`, the front
+requests the values that have changed in the engine (`Metrics.changed`). `edge/metrics_text.py`
+renders the Prometheus format.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ SECONDS = (
     60.0,
     120.0,
 )
-"""Histogram bucket bounds, in seconds."""
+"""Upper bounds of histogram buckets, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A declared metric. Histograms are in seconds with the bucket bounds `SECONDS`."""
+    """The name, type, help and labels of a metric. Histograms are in seconds, with `SECONDS` as
+    buckets.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -458,14 +460,16 @@ ROUTED: tuple[Metric, ...] = (
         "Time from the complete body to the choice of a worker",
     ),
 )
-"""The metrics of `saccade route`."""
+"""The metrics that `saccade route` reports."""
 
 Key = tuple[str, tuple[str, ...]]
-"""A metric's name, and its label values in the declared order."""
+"""The name of a metric, and the values of its labels in the declared order."""
 
 
 class Histogram:
-    """Non-cumulative counts per bucket of `SECONDS`, and the sum. The last bucket is +Inf."""
+    """The number of observations per bucket of `SECONDS` (not cumulative), and their sum. The last
+    bucket is +Inf.
+    """
 
     def __init__(self) -> None:
         self.counts = [0] * (len(SECONDS) + 1)
@@ -477,9 +481,9 @@ class Histogram:
 
 
 class Metrics:
-    """The values of the declared metrics.
+    """Stores the values of declared metrics.
 
-    Methods raise KeyError for an undeclared name, the wrong kind of metric or wrong labels.
+    Methods raise KeyError for an undeclared name, a metric of another type, or wrong labels.
     """
 
     def __init__(self, declared: Sequence[Metric] = DECLARED) -> None:
@@ -490,7 +494,7 @@ class Metrics:
         self.declare(declared)
 
     def declare(self, more: Iterable[Metric]) -> None:
-        """Add metrics, such as a plugin's."""
+        """Add metrics to the declared ones, such as those of a plugin."""
         for metric in more:
             self._declared[metric.name] = metric
             if metric.kind == "histogram":
@@ -510,9 +514,10 @@ class Metrics:
         self._values[self._key(name, labels)] = value
 
     def set_all(self, name: str, values: Mapping[str, float], **labels: str) -> None:
-        """Set a gauge for each value of its first label, and to 0 for values that are missing.
+        """Set a gauge for each value of its first label. Label values missing in `values` are set
+        to 0.
 
-        `labels`: all labels but the first.
+        labels: the values of all other labels.
         """
         label = self._declared[name].labels[0]
         _, (_, *rest) = self._key(name, {label: "", **labels})
@@ -527,7 +532,9 @@ class Metrics:
         return self._values.get(self._key(name, labels), 0.0)
 
     def changed(self) -> tuple[tuple[str, tuple[str, ...], float], ...]:
-        """Return the values that changed since the last call."""
+        """Return (name, label values, value) of each counter and gauge that has changed since the
+        last call.
+        """
         values = self._values.items()
         news = tuple(
             (name, labels, value)
@@ -538,14 +545,14 @@ class Metrics:
         return news
 
     def absorb(self, news: Iterable[tuple[str, tuple[str, ...], float]]) -> None:
-        """Store the `changed` values of another process."""
+        """Store values that `changed` returned in another process."""
         for name, labels, value in news:
             self._values[name, labels] = value
 
     def snapshot(self) -> dict[Metric, dict[tuple[str, ...], float]]:
-        """Return counter and gauge values by metric and label values.
+        """Return the values of counters and gauges, by metric and then by label values.
 
-        Renamed metrics are listed under both names.
+        A renamed metric is listed under both names.
         """
         by_metric: dict[Metric, dict[tuple[str, ...], float]] = {
             m: {} for m in self._declared.values() if m.kind != "histogram"

@@ -1,4 +1,6 @@
-"""Finds a model's directory on this machine, or downloads it from the Hugging Face hub."""
+"""Finds the directory of a model on this machine, or downloads the model from the Hugging
+Face hub.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,17 @@ from pathlib import Path
 from saccade.core.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
-"""The directory of the built-in model."""
+"""The directory of the built-in demo model."""
 ELSEWHERE = "weights.json"
-"""A file that lists the files with a model's weights, if these are not *.safetensors."""
+"""Name of the file that lists a model's weight files if they are not *.safetensors."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tiktoken.model"]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """Return the directory of `model`: "demo", a directory, or a Hugging Face hub id.
+    """Return the directory of `model`, which is "demo", a directory, or a Hugging Face hub id.
 
-    A hub id is downloaded on first use, with the hub's own progress bars. Raises CheckpointError,
-    which explains what to do.
+    A hub id is downloaded on first use, with the hub's progress bars. Raises CheckpointError, which
+    explains what to do.
     """
     # Absolute, because processes with another working directory open it.
     folder = DEMO if model == "demo" else Path(model).expanduser().absolute()
@@ -43,7 +45,9 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
 
 def check_revision(model: str, path: Path, revision: str | None) -> None:
-    """Raise CheckpointError if `revision` is set for a model that is on this machine."""
+    """Raise CheckpointError if `revision` is set, but `path` exists, so the model is not from the
+    hub.
+    """
     if revision is not None and path.exists():
         raise CheckpointError(
             f"--revision {revision}: {model} is on this machine, and only hub models have "
@@ -67,7 +71,9 @@ def _download(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """Convert the hub's errors about a repository to CheckpointError, which explains what to do."""
+    """Convert the hub's errors about `repo` within the context to CheckpointError, which explains
+    what to do.
+    """
     from huggingface_hub import errors
 
     try:

@@ -174,7 +174,7 @@ class MediaOptions:
 
     @property
     def decode_memory(self) -> int:
-        """Memory for decoding in bytes, over all image workers."""
+        """Total memory for decoding images, in bytes."""
         return self.decode_memory_mb * MIB
 
     @property
@@ -237,7 +237,7 @@ class ServerOptions:
 
     @property
     def inflight_bytes(self) -> int:
-        """Maximum bytes of bodies and encoded images in flight."""
+        """Maximum bytes of bodies and encoded images buffered for requests in flight."""
         return share_of_memory(self.max_inflight_mb)
 
 
@@ -307,9 +307,9 @@ class ServeOptions:
     extras: tuple[object, ...] = ()  # one dataclass per plugin with options (`Plugin.options`)
 
     def of(self, kind: type[Group]) -> Group:
-        """Return a plugin's options, or the defaults if none were set.
+        """Return the options of one plugin, or their defaults if none were set.
 
-        `kind` is the plugin's class, or the class in `core/settings.py` that it derives from.
+        kind: the plugin's dataclass, or the base class of it in `core/settings.py`.
         """
         return next((each for each in self.extras if isinstance(each, kind)), None) or kind()
 
@@ -325,7 +325,7 @@ class ServeOptions:
 
     @property
     def engine_settings(self) -> EngineSettings:
-        """The options of plugins that the engine reads."""
+        """Those options of plugins that the engine reads."""
         return EngineSettings(
             self.of(ParallelSettings),
             self.of(TierSettings),
@@ -336,7 +336,7 @@ class ServeOptions:
         )
 
     def read_environment(self) -> ServeOptions:
-        """Return the options, with keys from environment variables."""
+        """Return a copy of the options in which API keys are read from environment variables."""
         server = replace(self.server, api_key=self.server.key)
         extras = tuple(
             each.read_environment() if isinstance(each, SharedOptions) else each
@@ -346,7 +346,9 @@ class ServeOptions:
 
 
 def share_of_memory(limit_mb: int | None) -> int:
-    """Return `limit_mb` MiB in bytes, or a quarter of the host's memory for None."""
+    """Convert `limit_mb` from MiB to bytes. If it is None, return a quarter of the host's memory,
+    in bytes.
+    """
     if limit_mb is not None:
         return limit_mb * MIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4

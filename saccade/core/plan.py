@@ -1,11 +1,12 @@
 """The messages from the scheduler to the workers: one immutable `Plan` per step, and the `Masks`
-for its requests with a grammar.
+for requests with a grammar.
 
-A plan is a scheduler output: it specifies everything that a rank does in a step, so that ranks make
-no decisions. Workers keep, for each slot, the content of `Open` and the tokens sampled since. Plans
-therefore refer to positions, and contain token values only if a grammar forced them. Two plans may
-be in flight: step n+1 is planned and sent while step n is computed. A `StepResult` answers each
-step, in order. A plan that only decodes may cover several steps, which `CancelSteps` can cut short.
+A plan is a scheduler output. It specifies everything that a rank does in a step, so ranks make no
+decisions. Workers store, for each slot, the content of `Open` and the tokens sampled since then.
+Plans therefore refer to positions, and contain token ids only if a grammar forced them. Two plans
+may be in flight: step n+1 is planned and sent while step n is computed. Workers answer each step
+with a `StepResult`, in order. A plan that only decodes may cover several steps, of which
+`CancelSteps` cancels those that have not started.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from saccade.core.types import (
 )
 
 TOWER_RESTS = -1
-"""A value of `Plan.tower`: do not run the vision encoder in this step."""
+"""A value of `Plan.tower`: the vision encoder does not run in this step."""
 
 NO_LINE = -1
-"""A value of `Row.keep`: do not copy the state."""
+"""A value of `Row.keep`: the sequence's state is not copied."""
 
 PLANS_IN_FLIGHT = 2
-"""Plans that may be started before the first one's result arrives."""
+"""Maximum number of plans that are sent before the result of the first one arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
-    """An image's region of the shared arena, for its canvas: uint8 RGB [height, width, 3]."""
+    """The region of the shared arena for one preprocessed image: uint8 RGB [height, width, 3]."""
 
     offset: int  # in bytes
     height: int
@@ -57,7 +58,7 @@ class PixelSlot:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Start a sequence in `slot`."""
+    """Start a sequence in `slot`, with its prompt, images and sampling parameters."""
 
     slot: int
     # the prompt; after a preemption, also the tokens generated so far
@@ -73,9 +74,10 @@ class Open:
 
 
 class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
-    """Score the prompt tokens at [first, end). Each of them follows a token in the row.
+    """Return log-probabilities of the prompt tokens with indices [first, end), which all follow a
+    token in the row.
 
-    `top` is the number of alternatives to return with each.
+    top: how many of the likeliest tokens to return for each of them.
     """
 
     first: int
@@ -84,9 +86,10 @@ class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
 
 
 class ReadRun(msgspec.Struct, frozen=True, tag="read"):
-    """Return values for the row's last `count` tokens.
+    """Return values computed from the last `count` tokens of the row.
 
-    These are the logits of `labels`, or `FamilyNet.readout` if `labels` is empty.
+    They are the logits of the tokens `labels`, or the output of `FamilyNet.readout` if `labels` is
+    empty.
     """
 
     count: int
@@ -94,8 +97,8 @@ class ReadRun(msgspec.Struct, frozen=True, tag="read"):
 
 
 RowExtra = ScoreRun | ReadRun
-"""What a row can return in addition to its sampled token. These are msgspec structs because a union
-needs tags.
+"""A request for output in addition to the row's sampled token. These are msgspec structs because a
+union of types needs tags.
 """
 
 
@@ -130,12 +133,15 @@ def following(row: Row) -> Row:
 
 
 Place = Literal["device", "host", "staged", "disk"]
-"""Where an embedding is stored. staged: read from disk, and about to be copied to the device."""
+"""Where an embedding is stored. staged: in host memory after a read from disk, until it is copied
+to the device.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move the embedding of `key` from `source` to `target`, or drop it from `source` if None.
+    """Move the embedding of `key` from the tier `source` to `target`, or drop it from `source` if
+    `target` is None.
 
     device <-> host, staged -> device: the embedding is removed from `source`. disk -> staged: the
     embedding also stays on disk. It is read in the background, and `StepResult.disk` reports the
@@ -150,11 +156,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TileCopy:
-    """Reuse the embedding rows of tile `place` of image `key` for tile `tile` of an image to
-    encode.
+    """While an image is encoded, copy its tile `tile` from an embedding that is already computed
+    instead of encoding it.
 
-    `key` is the image itself, or one whose embedding is on the device or on the host when the step
-    starts, before its moves. `grid` is the grid of `key`.
+    The source is tile `place` of image `key`, whose grid is `grid`. It is the image itself, or an
+    image whose embedding is on the device or on the host when the step starts, before its moves.
     """
 
     tile: int
@@ -168,7 +174,7 @@ class Encode:
     """Start to encode one image, which may take several steps.
 
     Once `StepResult.encoded` contains `key`, its embedding is on the device. Until then the pixels
-    must not be overwritten, and no plan may use the image.
+    must not be overwritten, and no plan may use the embedding.
     """
 
     key: ImageKey
@@ -187,7 +193,9 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Copy the embedding of `key` from the device into the arena at `offset`, within the step."""
+    """Copy the embedding of `key` from the device to the arena at `offset`, which is in bytes,
+    before the step ends.
+    """
 
     key: ImageKey
     num_tokens: int
@@ -208,9 +216,11 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """Copy a sequence's state between rows of the workers' state memory (`family.KVSpec`).
+    """Copy a sequence's recurrent state from row `source` to row `target` of the workers' state
+    memory (`family.KVSpec`).
 
-    The memory contains the slots' states first, then snapshots, then states after draft tokens.
+    The rows of the memory are the states of the slots, then snapshots, then states after draft
+    tokens.
     """
 
     source: int
@@ -219,7 +229,9 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """The content of a KV page, identified by its key, and the page of the pool that it uses."""
+    """A KV page to copy to or from a tier. name: the key of its content. place: its index on the
+    device.
+    """
 
     name: bytes
     place: int
@@ -227,14 +239,16 @@ class PageCopy:
 
 
 PageTier = Literal["host", "disk"]
-"""A cache tier for KV pages, other than the device."""
+"""A cache tier for KV pages in addition to the device."""
 PAGE_TIERS: tuple[PageTier, ...] = get_args(PageTier)
-"""The fastest tier first."""
+"""All values of `PageTier`, the fastest tier first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierMoves:
-    """Transfers of KV pages between the device and one tier, executed in this order."""
+    """Transfers of KV pages between the device and one tier, executed in the order of the
+    fields.
+    """
 
     drop: tuple[bytes, ...] = ()  # remove from the tier
     # start to write the page's present content, before anything else in the step
@@ -250,27 +264,29 @@ class TierMoves:
 
 
 PageMoves = tuple[tuple[PageTier, TierMoves], ...]
-"""The transfers of each tier that has any. Every tier's `drop`, `save` and `forget` are executed
-before any tier's `fetch` and `place`.
+"""The transfers of each tier that has any. The `drop`, `save` and `forget` of all tiers are
+executed before the `fetch` and `place` of any tier.
 """
 
 
 Memory = Literal["weights", "kv_cache"]
-"""Memory that a sleeping model releases: its weights, or its KV pages and states."""
+"""Memory that the engine can release while it sleeps: the weights, or KV pages and recurrent
+states.
+"""
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to the model's weights or memory, made before anything else in the step.
+    """A change to the model's weights or memory, made before all other work of the step.
 
-    load adapter: load it from `folder` as number `adapter`.
-    drop adapter: unload `adapter`. No request or encoding uses it.
-    weights: replace the model's weights by those in `folder`. The step computes nothing else.
-    adapt: capture a deferred CUDA graph, or recapture the vision encoder's for recent traffic,
-    while no request runs.
-    may sleep: only report why the model cannot sleep, if so.
-    sleep: release `memory`. With `lightly`, weights are released on a GPU only.
+    load adapter: load the adapter in `folder` as number `adapter`.
+    drop adapter: unload the adapter with number `adapter`, which no request or encoding uses.
+    weights: replace the model's weights with those in `folder`. The step computes nothing else.
+    adapt: capture a deferred CUDA graph, or recapture those of the vision encoder for the sizes of
+    recent images. No request is running.
+    may sleep: change nothing. The result has an error if the model cannot sleep.
+    sleep: release `memory`. With `lightly`, weights are released only if they are on a GPU.
     wake: allocate `memory` again, and load the weights.
     """
 
@@ -298,17 +314,20 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Return unused memory to the operating system: freed blocks, and these KV pages."""
+    """Return unused memory to the operating system: freed heap memory, and the memory of the KV
+    pages in `pages`.
+    """
 
     pages: tuple[tuple[int, int], ...] = ()  # ranges: (first page, number of pages)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, executed in this order: change, close, open, pages, moves, restore, encode, one
-    forward pass over `rows`, snapshot, deliver, save, unused.
+    """One step of the engine, executed in this order: change, close, open, pages, moves, restore,
+    encode, one forward pass over `rows`, snapshot, deliver, save, unused.
 
-    The forward pass's batch is the concatenation of `rows`: decoding rows, then prefill chunks.
+    The batch of the forward pass is the concatenation of `rows`: first decoding rows, then prefill
+    chunks.
     """
 
     # sequences and embeddings
@@ -343,7 +362,7 @@ class Plan:
 
     @property
     def rest(self) -> Plan:
-        """The plan for the steps after the first. Workers execute one step at a time."""
+        """The plan for all steps except the first. Workers execute one step at a time."""
         rows = tuple(map(following, self.rows))
         return Plan(self.step + 1, rows=rows, steps=self.steps - 1)
 
@@ -353,22 +372,24 @@ class Plan:
 
     @property
     def images(self) -> bool:
-        """True if the step starts work on images."""
+        """True if the step starts work on images, or is an `adapt` change."""
         return bool(self.moves or self.encode or self.save or self.deliver or self.adapt)
 
     @property
     def patches(self) -> int:
-        """The number of patches to run through the vision encoder."""
+        """The number of patches that go through the vision encoder. Embeddings from other servers
+        have none.
+        """
         return sum(encode.patches for encode in self.encode if not encode.given)
 
     @property
     def empty(self) -> bool:
-        """True if there is no work. Continuing to encode images counts as work."""
+        """True if the step has no work at all. Continuing to encode images counts as work."""
         return not (self.planned or self.change)
 
     @property
     def planned(self) -> bool:
-        """True if the step has work other than a change."""
+        """True if the step has any work besides `change`."""
         work = self.rows or self.close or self.open or self.moves or self.encode
         beside = self.tower or self.save or self.deliver or self.pages
         return bool(work or beside or self.wait or self.unused)
@@ -380,21 +401,25 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class CancelSteps:
-    """Cancel the steps of all earlier plans that have not started, because new work has arrived.
+    """Cancel all steps of earlier plans that have not started, because new work has arrived.
 
-    Their rows are not computed. The first cancelled step of each plan gets a result with `skipped`.
+    Their rows are not computed. For each plan, the result of its first cancelled step has `skipped`
+    set.
     """
 
 
 MAX_COMPARED = 16
-"""Recent masks that a new one is compared with. Comparing equal masks takes about a microsecond."""
+"""How many recent masks each new mask is compared with, to send equal masks once. Comparing equal
+masks takes about a microsecond.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The tokens that grammars allow for a plan's masked rows, sent to the sampling rank only.
+    """Bit masks of the tokens that grammars allow, for the rows of a plan with `masked`. Sent only
+    to the rank that samples.
 
-    It follows the plan, once the tokens of the previous step are known.
+    They are sent after the plan, once the tokens of the previous step are known.
     """
 
     step: int
@@ -405,7 +430,10 @@ class Masks:
 
     @classmethod
     def of(cls, step: int, rows: Sequence[bytes]) -> Masks:
-        """Pack the masks for `step`. rows: int32 [ceil(V / 32)] as bytes, for each masked row."""
+        """Pack the masks for step `step`, and store equal ones once.
+
+        rows: one mask for each row with `masked`, int32 [ceil(V / 32)] as bytes.
+        """
         kept: list[bytes] = []
         late: list[int] = []  # recently used indices, because most masks repeat one of them
         lines = []
@@ -420,27 +448,31 @@ class Masks:
         return cls(step, b"".join(kept), tuple(lines))
 
     def rows(self) -> npt.NDArray[np.int32]:
-        """Return the mask of each masked row: a new array, int32 [M, ceil(V / 32)]."""
+        """Unpack the masks to a new array, int32 [M, ceil(V / 32)], with a mask for each row with
+        `masked`.
+        """
         count = max(self.lines) + 1
         return np.frombuffer(self.words, np.int32).reshape(count, -1)[list(self.lines)]
 
 
 Happened = Literal["read", "not read", "damaged", "missing", "not saved"]
-"""The outcome of reading or writing a file. After "not read", "damaged" or "missing", the cache no
-longer lists its content, until it is computed and saved again.
+"""The outcome of reading or writing a file. After "not read", "damaged" or "missing", its content
+is removed from the cache's index until it is computed and saved again.
 """
 DiskEvent = tuple[ImageKey, Happened]
-"""The outcome for an embedding."""
+"""An image key, and the outcome of reading or writing its embedding."""
 PageOutcome = Happened | Literal["saved", "late", "slow"]
-"""late, slow: the content was computed, as reading took, or would have taken, longer."""
+"""The outcome of reading or writing a KV page. late, slow: the page was computed instead, because
+the read took too long, or would have.
+"""
 PAGE_OUTCOMES: tuple[PageOutcome, ...] = (*get_args(Happened), "saved", "late", "slow")
 PageEvent = tuple[bytes, Happened, PageTier]
-"""The outcome for the key of a KV page, or of a state."""
+"""The key of a KV page or state snapshot, the outcome of reading or writing it, and its tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafts:
-    """Draft tokens from the model's MTP head, for a sequence's positions from `place` on."""
+    """Draft tokens from the model's MTP head for one sequence, starting at position `place`."""
 
     place: int
     tokens: tuple[int, ...] = ()
@@ -450,7 +482,7 @@ class HeadDrafts:
 class StepResult:
     """The result of step `step`.
 
-    Indices of rows are those in the plan, or in its `rest` for later steps of a plan.
+    Row indices refer to the plan's rows, or to the rows of `Plan.rest` for later steps of the plan.
     """
 
     step: int

@@ -1,8 +1,9 @@
-"""Directories that only this user can write, for files that are trusted when they are read again,
-such as compiled kernels.
+"""Directories that only this user can write. They store files that are trusted when they are read
+again, such as compiled kernels.
 
-A directory is opened component by component from the root. Only this user and root may own or
-replace any component. All later operations use the descriptor, so the path is not resolved twice.
+A directory is opened component by component from the root, and only this user and root may own or
+replace any component. All later operations use the open descriptor, so the path is not resolved
+again.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ MAX_LINKS = 40
 NAME_BYTES = 32
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Does not follow symbolic links, and does not block on pipes."""
+"""Flags for `os.open` that reject symbolic links and do not block on pipes."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | SAFELY
 PARENT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""O_PATH, because a parent directory may not be readable (/home often is not)."""
+"""Flags to open a parent directory. O_PATH is included because a parent may not be readable (/home
+often is not).
+"""
 
 
 def cache_folder(name: str) -> Path:
-    """Return the path of `name` in the user's cache directory, which may not exist.
+    """Return the path of `name` in the user's cache directory. It may not exist yet.
 
     Raises OSError for a user without a home directory.
     """
@@ -42,20 +45,22 @@ def cache_folder(name: str) -> Path:
 
 
 class PrivateFolder:
-    """An open directory. Methods take the names of files in it, and raise OSError."""
+    """An open directory that only this user can write. Methods take names of files in it, and raise
+    OSError.
+    """
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def read(self, name: str) -> bytes:
-        """Return the content of a regular file."""
+        """Return the content of the regular file `name`."""
         with os.fdopen(self.open(name, os.O_RDONLY), "rb") as file:
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically.
 
-        Until it is complete, it has a random name of 64 hexadecimal digits.
+        Until it is complete, the content is in a file with a random name of 64 hexadecimal digits.
         """
         draft = secrets.token_hex(NAME_BYTES)
         try:
@@ -69,7 +74,7 @@ class PrivateFolder:
             raise
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file without following links. Returns the descriptor."""
+        """Open a regular file without following symbolic links. Returns its file descriptor."""
         handle = os.open(name, flags | SAFELY, 0o600, dir_fd=self._handle)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -77,7 +82,7 @@ class PrivateFolder:
         return handle
 
     def entries(self) -> list[tuple[str, os.stat_result]]:
-        """Return the names and stat results of all entries, without following links."""
+        """Return the name and stat result of each entry. Symbolic links are not followed."""
         found = []
         with os.scandir(self._handle) as scan:
             for entry in scan:
@@ -86,7 +91,7 @@ class PrivateFolder:
         return found
 
     def writable(self) -> bool:
-        """Return True if files can be created."""
+        """Return True if this process can create files in the directory."""
         return os.access(".", os.W_OK | os.X_OK, dir_fd=self._handle)
 
     def touch(self, name: str) -> None:
@@ -100,8 +105,9 @@ class PrivateFolder:
 
 @contextmanager
 def private_folder(path: Path) -> Iterator[PrivateFolder]:
-    """Open a directory, created if missing. Raises OSError if it cannot be opened or other users
-    can change it.
+    """Open a directory, and create it if it is missing.
+
+    Raises OSError if it cannot be opened, or if other users can change it.
     """
     handle = _open(path)
     try:
@@ -156,9 +162,10 @@ def _check_owner(name: str, found: os.stat_result, links: int) -> None:
 
 
 def _check_mode(name: str, found: os.stat_result, *, last: bool) -> None:
-    """Raise OSError if other users can create or replace files that we read.
+    """Raise OSError if other users can create or replace files in the directory `name`.
 
-    In a parent with the sticky bit, such as /tmp, other users cannot replace our files.
+    last: False for a parent. In a parent with the sticky bit, such as /tmp, other users cannot
+    replace our files.
     """
     others = found.st_mode & OTHERS
     if not others or (not last and (found.st_mode & stat.S_ISVTX or _is_own_group(found))):
@@ -167,9 +174,10 @@ def _check_mode(name: str, found: os.stat_result, *, last: bool) -> None:
 
 
 def _is_own_group(found: os.stat_result) -> bool:
-    """Return True if only the owner and group can write, and the group is this user's private one.
+    """Return True if only the owner and the group can write, and this user is the group's only
+    member.
 
-    Many systems create a private group for each user.
+    Many systems create such a private group for each user.
     """
     if found.st_mode & stat.S_IWOTH:
         return False

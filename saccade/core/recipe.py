@@ -1,7 +1,8 @@
-"""Image preprocessing as data: the operations by which image workers make the encoder's pixels.
+"""Image preprocessing as data: the operations that produce the encoder's input pixels from an
+image.
 
-Families choose the parameters (`FamilySpec.recipe`), and `media/formats/pixel_operations.py`
-implements the operations.
+Families choose the parameters (`FamilySpec.recipe`). `media/formats/pixel_operations.py` implements
+the operations.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Pixels [top, bottom) x [left, right)."""
+    """A rectangle of pixels: rows [top, bottom), columns [left, right)."""
 
     top: int
     left: int
@@ -28,27 +29,29 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """The index of these pixels in an array [H, W, ...]."""
+        """The slices that select these pixels from an array [H, W, ...]."""
         return slice(self.top, self.bottom), slice(self.left, self.right)
 
 
 @dataclass(frozen=True, slots=True)
 class PageDrawing:
-    """A document page to render at `size` (height, width), and the `box` to crop, if any."""
+    """Render a document page at `size` (height, width), then crop it to `box` if that is set."""
 
     size: Size
     box: Box | None = None
 
     @property
     def kept(self) -> Size:
-        """The (height, width) of the result."""
+        """The (height, width) of the image after the crop."""
         box = self.box
         return self.size if box is None else (box.bottom - box.top, box.right - box.left)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:
-    """A window of a resized image, copied to the canvas with its (top, left) corner at `at`."""
+    """A window of a resized image. It is copied to the output with its (top, left) corner at
+    `at`.
+    """
 
     window: Box
     at: tuple[int, int]
@@ -56,10 +59,10 @@ class ImageTile:
 
 @dataclass(frozen=True, slots=True)
 class ImageView:
-    """The image, or its region in `box`, resized to `size`.
+    """Resize the image, or the region `box` of it, to `size`, and copy the result to the output.
 
-    The result is copied to the canvas with its (top, left) corner at `at`. If it has `tiles`, only
-    these windows are copied instead. A thumbnail is a second view.
+    Its (top, left) corner is at `at` in the output. If `tiles` is not empty, only these windows are
+    copied. A thumbnail is a second view of the same image.
     """
 
     size: Size
@@ -70,10 +73,11 @@ class ImageView:
 
 @dataclass(frozen=True, slots=True)
 class OwnPixels:
-    """A family's own operation, applied to the upright image first: the function `draw` in the
-    module `Family.pixels`.
+    """A family's own operation, applied to the image after EXIF rotation and before all other
+    operations.
 
-    Raises ValueError if `family` is not a possible name.
+    It is the function `draw` in the module `Family.pixels`. Raises ValueError if `family` is not a
+    valid family name.
     """
 
     family: str
@@ -89,20 +93,24 @@ class OwnPixels:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessParams:
-    """The operations that make the encoder's pixels from an upright image of one size, in order."""
+    """The operations that produce the encoder's input pixels (the canvas) from an image of one
+    size, in order.
+    """
 
     canvas: Size  # (height, width) of the result, as stored in the arena
     grid: Grid  # from which the family derives tokens, positions and cost
-    # regions of the image, resized by `resample` and copied to the canvas; if empty, `own` makes
+    # regions of the image, resized with `resample` and copied to the canvas; if empty, `own` makes
     # the canvas itself
     views: tuple[ImageView, ...]
-    fill: tuple[int, int, int] | None = None  # color outside the views; None: they cover it
+    fill: tuple[int, int, int] | None = None  # color outside the views; None: they cover the output
     resample: Resample = "bicubic"
-    through: tuple[Size, ...] = ()  # sizes to which the image is resized one after another first
+    through: tuple[Size, ...] = ()  # the image is first resized to these sizes, one after another
     own: OwnPixels | None = None  # a family's own operation, which is applied before the others
 
     def __repr__(self) -> str:
-        """Part of the cache key of stored embeddings: any change to it invalidates all of them."""
+        """Return a string that is part of the cache key of stored embeddings. Any change to its
+        format invalidates all of them.
+        """
         own = "" if self.own is None else f", own={self.own!r}"
         return (
             f"ImageRecipe(canvas={self.canvas!r}, grid={self.grid!r}, views={self.views!r}, "
@@ -112,7 +120,7 @@ class PreprocessParams:
 
     @property
     def plain(self) -> bool:
-        """True if the canvas is the entire image, resized once."""
+        """True if the output is the entire image, resized once."""
         return self.views == (ImageView(self.canvas),) and not (self.through or self.own)
 
 
@@ -122,10 +130,10 @@ def whole(size: Size, grid: Grid = (), resample: Resample = "bicubic") -> Prepro
 
 
 def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> PreprocessParams:
-    """Return parameters that put the image on the canvas twice: resized to `upper`, and below that
+    """Return parameters that put the image on the output twice: resized to `upper`, and below that
     resized to `lower`.
 
-    The canvas is black to the right of the narrower one.
+    The area to the right of the narrower one is black.
     """
     canvas = (upper[0] + lower[0], max(upper[1], lower[1]))
     views = (ImageView(upper), ImageView(lower, at=(upper[0], 0)))

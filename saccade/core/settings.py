@@ -1,8 +1,8 @@
-"""Options that plugins define and shared code reads.
+"""Options that plugins define and that shared code also reads.
 
-Each class has one plugin's options, or the part of them that other code reads, from which the
-plugin derives its own options. If the plugin is missing, the defaults are used. As in
-`core/options.py`, the string below a field is its help.
+Each class has all options of one plugin, or the base class with those that other code reads. If the
+plugin is not installed, the defaults are used. As in `core/options.py`, the string below a field is
+its help.
 """
 
 import os
@@ -28,20 +28,20 @@ _UNITS = {"M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30, "T": 1 << 
 
 
 class SharedOptions:
-    """Options of a plugin that also affect shared code."""
+    """Base class of plugin options that also affect shared code."""
 
     __slots__ = ()
     needs_server: ClassVar[bool] = False
     """False if `LLM` accepts these options, too."""
 
     def read_environment(self) -> Self:
-        """Return the options, completed from environment variables."""
+        """Return a copy of the options, with unset values read from environment variables."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFolder:
-    """A directory, and the maximum bytes to store there (None: the server decides)."""
+    """A directory, and the maximum number of bytes to store there (None: the server chooses it)."""
 
     path: str
     nbytes: int | None = None
@@ -66,7 +66,7 @@ class DiskFolder:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings(SharedOptions):
-    """Models in GGUF files."""
+    """Options for models in GGUF files."""
 
     mmproj: str | None = None
     """The *.gguf file with the vision encoder of a language model in another *.gguf file. Default:
@@ -76,7 +76,7 @@ class CheckpointSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class ParitySettings(SharedOptions):
-    """How responses are verified against transformers."""
+    """Whether answers must be verified against transformers."""
 
     parity: Parity = "auto"
     """How answers must be verified against transformers. auto: only serve architectures that tests
@@ -87,7 +87,7 @@ class ParitySettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class PoolingSettings(SharedOptions):
-    """Embeddings and reranking."""
+    """Options for embeddings and reranking."""
 
     pooling: Pooling = "auto"
     """How embeddings and ranks are computed. auto: by the checkpoint's files. embed, rank: even if
@@ -98,7 +98,7 @@ class PoolingSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings(SharedOptions):
-    """LoRA adapters that requests can select."""
+    """Options for LoRA adapters, which requests can select by name."""
 
     lora: tuple[str, ...] = ()
     """A LoRA adapter in PEFT's format, NAME=FOLDER. Repeat the option for several. Requests
@@ -126,7 +126,7 @@ class AdapterSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings(SharedOptions):
-    """Timeouts for data from other servers."""
+    """Timeouts for data that is fetched from other servers."""
 
     fetch_timeout: float = tuned(
         10.0,
@@ -137,7 +137,7 @@ class FetchSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class FileSettings(SharedOptions):
-    """Uploaded files."""
+    """Where files uploaded with /v1/files are stored."""
 
     files_dir: str | None = None
     """Folder for files uploaded with /v1/files, as FOLDER, FOLDER:SIZE or :SIZE. Beyond the size,
@@ -172,7 +172,7 @@ class LogSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class KeySettings(SharedOptions):
-    """API keys in a file."""
+    """Options for several API keys, which are in a file."""
 
     needs_server: ClassVar[bool] = True
     api_keys_file: str | None = None
@@ -206,7 +206,7 @@ class RoleSettings(SharedOptions):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Those of `encoders` that are files with a list of encoders."""
+        """The entries of `encoders` that are paths of files with a list of encoders."""
         return tuple(each for each in self.encoders if "://" not in each)
 
     @property
@@ -220,7 +220,7 @@ class RoleSettings(SharedOptions):
 
     @property
     def key(self) -> str:
-        """The API key of the encoders, "" if they need none."""
+        """The API key that the encoders require, or "" if they require none."""
         return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
 
     def read_environment(self) -> Self:
@@ -232,7 +232,7 @@ class RoleSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class ParallelSettings(SharedOptions):
-    """The processes that one model is sharded over."""
+    """Options for splitting one model over several processes."""
 
     tp_size: int = basic(1)
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
@@ -260,13 +260,15 @@ class ParallelSettings(SharedOptions):
 
     @property
     def ranks(self) -> int:
-        """The number of processes."""
+        """The number of worker processes."""
         return max(self.tp_size, self.ep_size)
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings(SharedOptions):
-    """Image embeddings and KV in host memory, on disk, and in a directory that servers share."""
+    """The sizes and directories of cache tiers for image embeddings and KV: host memory, disk, and
+    a directory that servers share.
+    """
 
     embedding_cache_host_mb: int | None = tuned(
         None,
@@ -294,12 +296,16 @@ class TierSettings(SharedOptions):
 
     @property
     def embedding_disk(self) -> DiskFolder | None:
-        """The directory for embeddings. Raises ConfigError if its size is invalid."""
+        """The directory for embeddings and its size limit, or None. Raises ConfigError if the size
+        is invalid.
+        """
         return _disk("--embedding-cache-dir", self.embedding_cache_dir)
 
     @property
     def kv_disk(self) -> DiskFolder | None:
-        """The directory for KV. Raises ConfigError if its size is invalid."""
+        """The directory for KV and its size limit, or None. Raises ConfigError if the size is
+        invalid.
+        """
         return _disk("--kv-cache-dir", self.kv_cache_dir)
 
 
@@ -309,7 +315,7 @@ def _disk(option: str, given: str | None) -> DiskFolder | None:
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings(SharedOptions):
-    """Speculative decoding."""
+    """Options for speculative decoding."""
 
     speculative: Speculative = "auto"
     """Speculative decoding, with draft tokens from the prompt and from answers. auto: only if
@@ -320,7 +326,7 @@ class DraftSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class CudaSettings(SharedOptions):
-    """CUDA graphs, and attention in the vision encoder."""
+    """Options for CUDA graphs, and for attention in the vision encoder."""
 
     mm_attention_backend: str = tuned(
         "auto",
@@ -333,7 +339,7 @@ class CudaSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationSettings(SharedOptions):
-    """Quantization of the model's weights, and of keys and values."""
+    """How weights, keys and values are quantized."""
 
     quantization: QuantizationMode = basic("auto")
     """Bits of the language model's matrices. auto: the checkpoint's own bits if the device supports
@@ -373,7 +379,7 @@ class SwitchSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """All plugin options that the engine reads."""
+    """All options of plugins that the engine reads."""
 
     parallel: ParallelSettings = ParallelSettings()
     tiers: TierSettings = TierSettings()

@@ -1,18 +1,20 @@
-"""URLs for errors, logs and traces, without a user name and password."""
+"""Removes user names and passwords from URLs for errors, logs and traces."""
 
 from __future__ import annotations
 
 import re
 
 MOST = 200
-"""Maximum number of characters."""
+"""Maximum number of characters of a URL to show."""
 _BEGIN = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?[/\\]*", re.IGNORECASE)
 _END = re.compile(r"[/\\?#]|$")
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
 
 
 def shown_url(url: str) -> str:
-    """Return a URL's beginning, with "..." instead of a user name and password."""
+    """Return the first `MOST` characters of a URL, with "..." instead of a user name and
+    password.
+    """
     begin = _BEGIN.match(url)
     start = begin.end() if begin else 0
     end = _END.search(url, start)

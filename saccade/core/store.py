@@ -1,7 +1,7 @@
-"""The files of embeddings and KV pages on disk: a directory for each model, a file for each item.
+"""The layout of embeddings and KV pages on disk: a directory for each model, and a file for each
+embedding or page.
 
-The engine, which looks files up, and the worker, which writes them, share this layout. It also has
-the claims of directories that servers may share.
+The engine, which looks files up, and the worker, which writes them, share this layout.
 """
 
 from __future__ import annotations
@@ -22,38 +22,46 @@ from saccade.core.types import ImageKey
 SUFFIX = ".safetensors"
 DRAFT = ".draft"
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{16}\.draft")
-"""A file that is being written, in a directory that several servers may use."""
+"""Matches the name of a file that is still being written, in a directory that several servers may
+use.
+"""
 
 SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
-"""The directory of embeddings, used by one server or shared by several."""
+"""Reserves a directory of embeddings, which one or several servers use."""
 CARDS = "cards"
-"""A subdirectory of it, with the front's metadata of media files (`media/metadata_store.py`)."""
+"""Name of the subdirectory of `SHARED` with the front's metadata of media files
+(`media/metadata_store.py`).
+"""
 
 
 def file_name(key: ImageKey) -> str:
-    """Return an embedding's file name. Each model has a separate directory of such files."""
+    """Return the name of the file with an embedding. Each model has a separate directory of such
+    files.
+    """
     name = blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
     return name.hexdigest() + SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
 class FolderLayout:
-    """Patterns for the names in a claimed directory."""
+    """Patterns of the names in a reserved directory: directories of models, and files in them."""
 
     claim: Claim
     folder: re.Pattern[str]  # a model's directory
-    file: re.Pattern[str]  # an item
-    draft: re.Pattern[str]  # an item that is being written, if the directory is not shared
+    file: re.Pattern[str]  # a file with an embedding or a page
+    draft: re.Pattern[str]  # a file that is being written, if the directory is not shared
 
     def folders(self, root: Path) -> Iterator[tuple[Path, int]]:
-        """Yield each model's directory below `root`, with an open descriptor. Links are skipped."""
+        """Yield the path and an open descriptor of each model's directory below `root`. Symbolic
+        links are skipped.
+        """
         for folder in root.iterdir():
             if self.folder.fullmatch(folder.name):
                 with suppress(OSError), opened_folder(folder) as handle:
                     yield folder, handle
 
     def nbytes(self, root: Path) -> int:
-        """Return the disk space that the items of all models below `root` use, in bytes."""
+        """Return the disk space that the files of all models below `root` use, in bytes."""
         total = 0
         for _, handle in self.folders(root):
             for file in os.scandir(handle):
@@ -72,7 +80,7 @@ EMBEDDING_FILES = FolderLayout(
 
 
 def on_disk(nbytes: int) -> int:
-    """Return the disk space of a file with `nbytes` bytes."""
+    """Return the disk space, in bytes, of a file with `nbytes` bytes."""
     return max(1, -(-nbytes // DISK_BLOCK)) * DISK_BLOCK
 
 
@@ -83,7 +91,7 @@ def taken(found: os.stat_result) -> int:
 
 PAGE_SUFFIX = ".page"
 PAGES = Claim(".saccade-pages", re.compile(r"kv-[0-9a-f]{32}"))
-"""The directory of KV pages."""
+"""Reserves a directory of KV pages, which one server uses."""
 PAGE_FILES = FolderLayout(
     PAGES,
     PAGES.names,
@@ -101,7 +109,8 @@ def page_file(name: bytes) -> str:
 
 
 def remove_others(root: Path, identity: bytes) -> int:
-    """Remove KV pages of other identities, such as models that were served earlier.
+    """Remove the KV pages of all identities except `identity`, such as those of models served
+    earlier.
 
     Directories that a running server has locked are skipped. Returns the number of pages removed.
     """

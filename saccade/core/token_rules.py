@@ -1,4 +1,4 @@
-"""Rules that forbid or require tokens of a response depending on the tokens before them."""
+"""Rules that forbid or force tokens of a response, depending on the tokens before them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoRepeat:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """Force the token `close` after `tokens` tokens of reasoning."""
+    """Force the token `close`, which ends reasoning, after `tokens` tokens of reasoning."""
 
     tokens: int
     open: int  # the token that starts reasoning
@@ -29,7 +29,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """The rules for one response."""
+    """The rules that apply to one response."""
 
     allowed: tuple[int, ...] = ()  # if not empty, only these tokens can be sampled
     bad_words: tuple[tuple[int, ...], ...] = ()  # forbidden token sequences
@@ -42,7 +42,7 @@ class TokenRules:
 
     @property
     def forbid(self) -> bool:
-        """True if any token can be forbidden. Rules may also only force a token."""
+        """True if the rules can forbid tokens. Otherwise they can only force one."""
         return bool(self.allowed or self.bad_words or self.banned or self.no_repeat)
 
 

@@ -1,8 +1,8 @@
-"""Metadata that marks fields of option dataclasses as basic options or as tuning values. This
-module also checks their bounds, with errors in terms of the command line.
+"""Marks fields of option dataclasses as basic options or tuning values, and checks the bounds of
+values.
 
-`saccade serve --help` lists only basic options. A tuning value is one that Saccade normally chooses
-itself. It exists for measurements and tests, and is set by `--tune NAME=VALUE` or as a field.
+`saccade serve --help` lists only basic options. A tuning value is normally chosen by Saccade. It
+exists for measurements and tests, and is set with `--tune NAME=VALUE` or as a field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from saccade.core.errors import ConfigError
 
 T = TypeVar("T")
 BASIC, TUNING = "basic", "tuning"
-"""Keys of a field's metadata. The value of `TUNING` is the description of the tuning value."""
+"""Keys in the metadata of a field. The value of `TUNING` is the description for users."""
 GONE = {
     "allow_unproven": "use --parity unproven",
     "check_parity": "use --parity generate",
@@ -49,32 +49,36 @@ GONE = {
     "vit_graph_buckets": "graphs are captured for the patch counts of images; "
     "--disable-cuda-graph disables them",
 }
-"""Removed options and tuning values, with their replacement or the present behavior."""
+"""Removed options and tuning values, with what replaces each of them or what the server does
+now.
+"""
 
 
 def basic(default: T) -> T:
-    """Return the field of a basic option."""
+    """Declare a dataclass field as a basic option."""
     return field(default=default, metadata={BASIC: True})
 
 
 def tuned(default: T, meaning: str) -> T:
-    """Return the field of a tuning value. `meaning` is a one-line description for users."""
+    """Declare a dataclass field as a tuning value. meaning: a one-line description for users."""
     return field(default=default, metadata={TUNING: meaning})
 
 
 def option(name: str) -> str:
-    """Return the name of an option on the command line."""
+    """Return the command-line spelling of a field's name."""
     return f"--{name.replace('_', '-')}"
 
 
 def setting(options: object, name: str, value: object) -> str:
-    """Return a field and its value as on the command line, for errors."""
+    """Return a field and its value as written on the command line, for error messages."""
     marks = next(each.metadata for each in _fields(options) if each.name == name)
     return f"--tune {name}={value}" if TUNING in marks else f"{option(name)} {value}"
 
 
 def basic_options(kinds: Sequence[type]) -> frozenset[str]:
-    """Return the names of basic options in these dataclasses, as on the command line."""
+    """Return the basic options among the fields of these dataclasses, as spelled on the command
+    line.
+    """
     return frozenset(
         option(each.name) for kind in kinds for each in _fields(kind) if BASIC in each.metadata
     )
@@ -91,12 +95,14 @@ class TuningValue:
 
     @property
     def described(self) -> str:
-        """Describe the value in a line. If its default is None or "auto", `meaning` explains it."""
+        """A line with the name, default and meaning. A default of None or "auto" is left out,
+        because `meaning` explains it.
+        """
         default = "" if self.default in (None, "auto") else f" ({self.default})"
         return f"{self.name}{default}: {self.meaning}"
 
     def parse(self, text: str) -> object:
-        """Parse `text` as a value of this type. Raises ConfigError."""
+        """Convert `text` to the field's type. Raises ConfigError."""
         try:
             return convert(text, self.hint, strict=False)
         except msgspec.ValidationError as error:
@@ -115,10 +121,13 @@ def tuning_values(kinds: Sequence[type]) -> dict[str, TuningValue]:
 
 
 class Tuning:
-    """The tuning values of one command line."""
+    """The tuning values set on one command line."""
 
     def __init__(self, given: Sequence[str], kinds: Sequence[type]) -> None:
-        """Parse `given`, each NAME=VALUE. Raises ConfigError for an unknown name or wrong value."""
+        """Parse `given`, in which each entry is NAME=VALUE. kinds: the option dataclasses.
+
+        Raises ConfigError for an unknown name or an invalid value.
+        """
         known = tuning_values(kinds)
         self._values: dict[str, object] = {}
         for each in given:
@@ -132,7 +141,7 @@ class Tuning:
             self._values[name] = known[name].parse(text)
 
     def of(self, options: T) -> T:
-        """Return `options` with the tuning values from the command line.
+        """Return a copy of `options` with its tuning values set as on the command line.
 
         Raises ConfigError if a value is out of bounds.
         """
@@ -142,7 +151,7 @@ class Tuning:
 
 
 def take_options(kind: type[T], named: dict[str, Any]) -> T:
-    """Return a `kind` with the values in `named` for its fields, and remove them from `named`."""
+    """Return a `kind` whose fields are set from `named`, and remove these entries from `named`."""
     names = {each.name for each in _fields(kind)} & named.keys()
     return kind(**{name: named.pop(name) for name in names})
 
@@ -152,7 +161,9 @@ def _fields(options: object) -> Any:
 
 
 MAX_IMAGE_WORKERS = 240
-"""A Unix socket message passes at most 253 descriptors: one per worker, and a few others."""
+"""Each worker needs a file descriptor in a message of a Unix socket, which can carry at most
+253.
+"""
 
 UNITS = {
     "b": 1,
@@ -165,14 +176,14 @@ UNITS = {
     "gb": 10**9,
     "tb": 10**12,
 }
-"""Bytes per unit."""
+"""Number of bytes by unit, in lower case."""
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*([a-z]+)", re.ASCII | re.IGNORECASE)
 
 
 def read_size(name: str, text: str) -> int:
-    """Return a size such as 40GiB or 1.5 TiB in bytes. name: the option or field, for errors.
+    """Convert a size such as 40GiB or 1.5 TiB to bytes.
 
-    Raises ConfigError.
+    name: the option or field, for error messages. Raises ConfigError.
     """
     parts = _SIZE.fullmatch(text.strip())
     if parts is None or (unit := UNITS.get(parts[2].lower())) is None or not float(parts[1]):
@@ -181,22 +192,30 @@ def read_size(name: str, text: str) -> int:
 
 
 def at_least(bound: float, options: object, *names: str) -> None:
-    """Raise ConfigError if a field is below `bound`. Fields that are None are accepted."""
+    """Raise ConfigError if any of the fields `names` is below `bound`. Fields that are None are
+    accepted.
+    """
     _check(options, names, lambda value: value >= bound, f"at least {bound}")
 
 
 def at_most(bound: float, options: object, *names: str) -> None:
-    """Raise ConfigError if a field is above `bound`."""
+    """Raise ConfigError if any of the fields `names` is above `bound`. Fields that are None are
+    accepted.
+    """
     _check(options, names, lambda value: value <= bound, f"at most {bound}")
 
 
 def above(bound: float, options: object, *names: str) -> None:
-    """Raise ConfigError unless each field is above `bound`."""
+    """Raise ConfigError unless each of the fields `names` is above `bound`. Fields that are None
+    are accepted.
+    """
     _check(options, names, lambda value: value > bound, f"above {bound}")
 
 
 def named(options: object, *names: str) -> None:
-    """Raise ConfigError if a list contains "". A shell passes "" for an unset variable."""
+    """Raise ConfigError if a list in one of the fields `names` contains "". A shell passes "" for
+    an unset variable.
+    """
     for name in names:
         if "" in getattr(options, name):
             raise ConfigError(f"{option(name)} is empty: set a value, or omit the option")

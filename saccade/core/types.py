@@ -1,4 +1,4 @@
-"""The types of a request and its response: image keys, spans, sampling parameters, deltas.
+"""The types of requests and responses: image keys, spans, sampling parameters, deltas.
 
 Every package uses these types. All are frozen dataclasses.
 """
@@ -14,9 +14,9 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NO_RULES, TokenRules
 
 Grid = tuple[int, ...]
-"""An image's dimensions in its model family's own terms, from which its tokens, positions and cost
-follow. Only the family interprets it. For Qwen-VL: the temporal patches (1 for an image or for a
-pair of video frames), then the patches along height and width, before merging.
+"""The dimensions of an image in units that its model family defines. The family computes tokens,
+positions and cost from them. For Qwen-VL they are the temporal patches (1 for an image or for a
+pair of video frames), then the patches along the height and width, before merging.
 """
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -50,7 +50,7 @@ class ImageKey:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image as the engine sees it: its key and sizes, without its pixels."""
+    """One image as the engine knows it: its key and sizes, without its pixels."""
 
     key: ImageKey
     grid: Grid
@@ -61,7 +61,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The output of a server's vision encoder: rows of `width` values in `dtype`."""
+    """Identifies the vision encoder of a server, and describes its output: rows of `width` values
+    in `dtype`.
+    """
 
     # hexadecimal, equal on two servers if their vision encoders are bit-identical; "" if it was
     # not requested
@@ -70,14 +72,14 @@ class Tower:
     width: int = 0
 
     def nbytes(self, num_tokens: int) -> int:
-        """Return the size in bytes of an embedding with `num_tokens` rows."""
+        """Return the size of an embedding with `num_tokens` rows, in bytes."""
         return num_tokens * self.width * (4 if self.dtype == "float32" else 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prompt tokens `[start, start + length)`, which take the rows `[offset, offset + length)` of
-    the embedding of `images[image]`.
+    """Prompt tokens `[start, start + length)`, whose inputs are rows `[offset, offset + length)` of
+    the embedding of image `images[image]`.
     """
 
     start: int
@@ -103,7 +105,7 @@ MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 
 MIN_TEMPERATURE = 1e-6
-"""Lower temperatures mean greedy sampling because dividing float32 logits by them could
+"""Lower temperatures select greedy sampling, because dividing float32 logits by them could
 overflow.
 """
 MIN_REPETITION_PENALTY = 1e-6
@@ -124,7 +126,7 @@ SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
     "seed": (int, -(2**63), LARGEST),
     "logprobs": (int | None, 0, MAX_LOGPROBS),
 }
-"""Field name -> (type, minimum, maximum)."""
+"""Maps a field to (type, minimum, maximum)."""
 STORED_SAMPLING = {
     "max_tokens": ("max_new_tokens", ""),
     "min_tokens": ("min_new_tokens", ""),
@@ -134,21 +136,25 @@ STORED_SAMPLING = {
     "min_p": ("min_p", "min_p"),
     "repetition_penalty": ("repetition_penalty", ""),
 }
-"""Fields that a checkpoint may set: their names in generation_config.json and, if any, in GGUF."""
+"""Fields for which a checkpoint may have a default: their names in generation_config.json and, if
+any, in GGUF.
+"""
 ONE_TOKEN = {"max_tokens": 1, "min_tokens": 0}
-"""Overrides that limit a response to one token."""
+"""Overrides of sampling fields that limit a response to one token."""
 
 
 def _value_text(value: object) -> str:
-    """Return a value as text for errors. Python does not convert integers with too many digits."""
+    """Return `value` as text for an error message. Python refuses to convert integers with too many
+    digits.
+    """
     return "a larger one" if isinstance(value, int) and abs(value) >= 2**64 else repr(value)[:100]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldNames:
-    """A dialect's names for the chat completion fields that error messages mention.
+    """The names that one API uses for chat completion fields that error messages mention.
 
-    Fields that are not in `renamed` have the same name in chat completions and in the dialect.
+    A field that is not in `renamed` has the same name as in chat completions.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -161,9 +167,9 @@ CHAT_NAMES = FieldNames()
 
 
 def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> None:
-    """Check the values of some `SamplingParams` fields.
+    """Check the values of `SamplingParams` fields that a request sets.
 
-    Raises InvalidRequest, which uses the client's name for the field.
+    Raises InvalidRequest that names the field. names: the client's names of fields.
     """
     for name, (kind, least, most) in SAMPLING_BOUNDS.items():
         if name not in given:
@@ -193,7 +199,9 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
 
 
 def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
-    """Check the lengths of lists. Every response to a request has a copy of them."""
+    """Check the lengths of lists. They are limited because every response to a request has a copy
+    of them.
+    """
     for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
         field, count = names[name], len(given.get(name, ()))
         if count > most:
@@ -215,16 +223,16 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
 
 
 NO_PENALTIES = 1.0, 0.0, 0.0
-"""The value of `SamplingParams.penalties` that leaves logits unchanged."""
+"""The value of `SamplingParams.penalties` with which logits are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How response tokens are sampled. Raises InvalidRequest if a value is out of bounds.
+    """How the tokens of a response are sampled. Raises InvalidRequest if a value is out of bounds.
 
-    A request's n-th token depends only on its logits and on (`seed`, n), not on the rest of the
-    batch. The front handles `stop` strings because the engine sees only tokens; the engine handles
-    all other fields.
+    The n-th token of a response depends only on its logits and on (`seed`, n), not on the rest of
+    the batch. The front process handles `stop` strings, because the engine has only tokens. The
+    engine handles all other fields.
     """
 
     # length
@@ -251,7 +259,9 @@ class SamplingParams:
 
     @property
     def columns(self) -> tuple[float, int, float, float]:
-        """The parameters of the distribution, in the order of `kernels.reference.sample`."""
+        """The temperature, top_k, top_p and min_p, in the order that `kernels.reference.sample`
+        expects.
+        """
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     @property
@@ -266,24 +276,26 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """True if the likeliest token is always chosen."""
+        """True if sampling always chooses the likeliest token."""
         return self.temperature == 0.0
 
     @property
     def listed_tokens(self) -> dict[str, tuple[int, ...]]:
-        """The token ids that clients list, by field."""
+        """The token ids that the client listed, by field."""
         biased = tuple(token for token, _ in self.logit_bias)
         return {"logit_bias": biased, "stop_token_ids": self.stop_token_ids}
 
     @property
     def limits(self) -> dict[str, int | float]:
-        """The parameters that are recorded in a trace."""
+        """The parameters that are recorded in OpenTelemetry traces."""
         names = ("max_tokens", "temperature", "top_p", "top_k")
         penalties = ("frequency_penalty", "presence_penalty")
         return {name: getattr(self, name) for name in (*names, *penalties)}
 
     def tokens_due(self, count: int) -> int:
-        """Return how many more tokens are required after `count` tokens to reach `min_tokens`."""
+        """Return how many tokens must still be generated to reach `min_tokens`, after `count`
+        tokens.
+        """
         return max(0, self.min_tokens - count)
 
     def __post_init__(self) -> None:
@@ -295,9 +307,12 @@ class SamplingParams:
 def fill_sampling(
     given: Mapping[str, Any], defaults: SamplingParams, left: int, seed: int
 ) -> SamplingParams:
-    """Complete a request's sampling fields from the defaults, with `seed` if it has none.
+    """Return the sampling parameters for a request: its own fields, completed with the defaults.
 
-    left: the maximum number of tokens in the response. Raises InvalidRequest, naming the field.
+    left: the maximum number of tokens in the response.
+    seed: used if the request has none.
+
+    Raises InvalidRequest that names the field.
     """
     usual = max(defaults.max_tokens, given.get("min_tokens", 0))
     filled = {"max_tokens": usual, "seed": seed, **given}
@@ -318,16 +333,18 @@ def fill_sampling(
 
 
 def forbid_token(given: Mapping[str, Any], token: int) -> dict[str, Any]:
-    """Return the fields with a bias that bans `token`, replacing any other bias for it."""
+    """Return the fields with a bias that forbids `token`. It replaces any other bias for that
+    token.
+    """
     others = (each for each in given.get("logit_bias", ()) if each[0] != token)
     return {**given, "logit_bias": (*others, (token, -MAX_BIAS))}
 
 
 MAX_BREAKPOINTS = 4
-"""Cache breakpoints per request."""
+"""Maximum number of cache breakpoints in a request."""
 
 MAX_TTL = 24 * 3600
-"""The maximum lifetime of a cache breakpoint, in seconds."""
+"""Maximum lifetime of a cache breakpoint, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,12 +352,14 @@ class AdapterRef:
     """A loaded LoRA adapter, or the base model."""
 
     number: int = 0  # unique while the server runs; 0: the base model
-    fingerprint: str = ""  # of its files
+    fingerprint: str = ""  # fingerprint of its files
     tower: bool = False  # True if it changes the vision encoder
-    name: str = ""  # as clients call it
+    name: str = ""  # the name that clients use
 
     def salted(self, salt: str) -> str:
-        """Return the salt for image keys, with the fingerprint if the vision encoder differs."""
+        """Return the salt for image keys. It contains the adapter's fingerprint if the adapter
+        changes the vision encoder.
+        """
         return f"{salt}+{self.fingerprint}" if self.tower else salt
 
 
@@ -349,7 +368,7 @@ NO_ADAPTER = AdapterRef()
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """A request's cache options, and the other values that determine how it is cached."""
+    """The cache options of a request, and other values that determine how its prompt is cached."""
 
     # (tokens, seconds), sorted by tokens. Once the first `tokens` of the prompt are computed, their
     # full KV pages, and the embeddings of the images in them, are cached for `seconds`.
@@ -369,17 +388,17 @@ class Caching:
 
     @property
     def is_reported(self) -> bool:
-        """True if the response reports the cached tokens, or why a prefix was missed."""
+        """True if the response reports newly cached tokens, or why a prefix was not found."""
         return bool(self.breakpoints) or self.diagnose
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
-    """A request for values computed from the prompt, instead of generated tokens.
+    """A request for values computed from the prompt instead of generated tokens.
 
-    The logits of `labels` are returned for each of the `last` prompt tokens. If `labels` is empty,
-    the hidden states after the final norm are returned instead, or the vectors of a model that has
-    one per token (`core.family.LateInteraction`).
+    These are the logits of `labels` for each of the `last` prompt tokens. If `labels` is empty,
+    they are the hidden states after the final norm, or the vectors of a model that has one per
+    token (`core.family.LateInteraction`).
     """
 
     labels: tuple[int, ...] = ()
@@ -388,7 +407,7 @@ class PromptReading:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One response to generate. Several of them may belong to one HTTP request."""
+    """One response to generate. One HTTP request may lead to several of these."""
 
     # the prompt
     id: str
@@ -414,20 +433,20 @@ class Request:
 
     @property
     def adapter(self) -> AdapterRef:
-        """The request's LoRA adapter."""
+        """The LoRA adapter that the request uses, or `NO_ADAPTER`."""
         return self.caching.adapter
 
     @property
     def most_tokens(self) -> int:
-        """The maximum number of tokens to generate."""
+        """The maximum number of tokens to generate. It is 0 if only the prompt is read."""
         return self.sampling.max_tokens if self.reading is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of the sampled token and of the likeliest alternatives.
+    """The log-probabilities of a sampled token and of the likeliest alternatives.
 
-    They are natural logarithms of the model's own distribution, before penalties.
+    They are natural logarithms of the model's distribution, before penalties.
     """
 
     token: int
@@ -437,9 +456,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The model's scores for C prompt tokens from index `start`, each given the tokens before it.
+    """Log-probabilities of C prompt tokens from index `start` on, each given the tokens before it.
 
-    `start` is at least 1 because the first token has no context. Scores are packed into bytes
+    `start` is at least 1, because the first token has no context. The values are packed into bytes
     because prompts may be long.
     """
 
@@ -457,7 +476,9 @@ class PromptScores:
     def rows(
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
-        """Yield (ids, logprobs, rank) of each token, or only of tokens [first, last)."""
+        """Yield (ids, logprobs, rank) of each token, or only of the tokens with indices [first,
+        last).
+        """
         begin, end, _ = slice(first, last).indices(self.count)
         width = len(self.ids) // len(self.ranks) if self.ranks else 1
         ids, ranks = memoryview(self.ids).cast("i"), memoryview(self.ranks).cast("i")
@@ -469,7 +490,9 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class PooledOutput:
-    """The values for a `PromptReading`, for C tokens from index `start`: float32 [C, width]."""
+    """The values that a `PromptReading` requested, for C tokens from index `start` on: float32 [C,
+    width].
+    """
 
     start: int
     width: int
@@ -485,24 +508,24 @@ Missed = Literal[
     "other prompt or evicted",
     "prefix cache off",
 ]
-"""Why an image was not found at a cache level.
+"""Why an image was not found in a cache.
 
 never seen: not sent under this cache salt. Images under other salts are never revealed.
 no full page: the KV page with its last tokens is not cached, because it was not full or because
 different tokens followed the image.
 other prompt: different content preceded the image.
-other prompt or evicted: one of these. After the first eviction the two cannot be distinguished.
+other prompt or evicted: one of the two. After the first eviction they cannot be distinguished.
 prefix cache off: disabled for the server, or for this request because its prompt is scored.
 """
 
 
 Tier = Literal["device", "host", "disk"]
-"""Cache tiers for embeddings and KV, fastest first."""
+"""Cache tiers for embeddings and KV, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """How the result for one image of a prompt was obtained."""
+    """In which cache one image of a prompt was found, if any."""
 
     image: int
     # kv: all its tokens were in the cached prefix. embedding: its embedding was cached.
@@ -546,18 +569,20 @@ cache_off: the server does not cache prompts.
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Why prompt tokens were computed although an earlier prompt had a similar beginning."""
+    """Why prompt tokens were computed, although an earlier prompt started in a similar way."""
 
     reason: CacheMissReason
     token: int  # the first token that differs from the earlier prompt, or was evicted
-    tokens: int  # prompt tokens from that one on
+    tokens: int  # prompt tokens from `token` on
     # the client's name for the part of the prompt with that token; filled in by the front
     place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """The outcome of a request's cache breakpoints, and the cache diagnosis it requested."""
+    """The prompt tokens that a request's cache breakpoints stored, and the cache diagnosis that it
+    requested.
+    """
 
     # (seconds, tokens), sorted by seconds: how many prompt tokens this request computed and cached
     # for that long. Tokens that were already cached are not counted.
@@ -573,7 +598,7 @@ client's predicted output, or the model's MTP head.
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """The draft tokens from one source in a response."""
+    """How many draft tokens from one source were accepted and rejected in a response."""
 
     source: DraftSource
     right: int  # accepted
@@ -582,10 +607,10 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """An update for one request: the output since the last delta.
+    """The output of one request since the previous delta.
 
     The last delta has `finish` set. `cached_tokens`, `restored`, `images`, `caching` and `admitted`
-    are set in the first delta with a token or a finish.
+    are set in the first delta with a token or a finish reason.
     """
 
     # the next tokens
@@ -602,11 +627,11 @@ class Delta:
     code: str | None = None
     caching: CacheReport | None = None  # None for requests without cache options
     # the prompt
-    scores: PromptScores | None = None  # the scores that follow the last ones, before any token
+    scores: PromptScores | None = None  # scores after those of the previous delta, before any token
     admitted: float = 0.0  # `time.monotonic()` when it first got a slot; 0.0 if it never did
     # (offset, bytes) in the arena, for a request for an embedding only; the embedding stays there
     # until the request is aborted
     embedding: tuple[int, int] | None = None
-    pooled_output: PooledOutput | None = None  # follows the last one; the final one has `finish`
-    restored: tuple[tuple[Tier, int], ...] = ()  # `cached_tokens` loaded from each other tier
+    pooled_output: PooledOutput | None = None  # after the previous one; the last has `finish`
+    restored: tuple[tuple[Tier, int], ...] = ()  # `cached_tokens` that another tier had
     draft_counts: tuple[DraftCounts, ...] = ()  # totals so far, by source

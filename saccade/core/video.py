@@ -1,8 +1,8 @@
-"""Videos as sequences of images: which frames to sample, their size and times, and the text around
+"""Videos as sequences of images: which frames to sample, their sizes and times, and the text around
 them in the prompt. A model family implements `VideoRules` (`FamilySpec.video`).
 
-In all supported families, a row of an embedding depends only on a group of `VideoRules.frames`
-consecutive frames. Each such group is one `Image`, so that it is cached like an image.
+In all supported families, a row of an embedding depends only on `VideoRules.frames` consecutive
+frames. Each such group of frames is one `Image`, so it is cached like an image.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from saccade.core.recipe import ImageView, PreprocessParams
 from saccade.core.types import Grid
 
 MAX_FRAMES = 768
-"""Maximum frames sampled from one video."""
+"""Maximum number of frames sampled from one video."""
 MAX_FPS = 10_000.0
-"""Maximum frame rate of a video file."""
+"""Maximum frame rate of a video file, in frames per second."""
 
 ALL_FRAMES = -1
-"""As `num_frames`, which is vLLM's spelling: all frames, or those that `fps` samples, up to the
-model's maximum.
+"""A value of `num_frames`, as in vLLM: all frames, or those that `fps` samples, up to the model's
+maximum.
 """
 MIN_FPS = 1e-6
-"""Minimum frame rate. With less than a frame in eleven days, times of frames overflow."""
+"""Minimum frame rate. With fewer than one frame in eleven days, the times of frames overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions:
-    """A request's options for one video. None: as in the model's own configuration."""
+    """A request's options for one video. A field that is None has the model's default."""
 
     fps: float | None = None  # frames to sample per second, or at which the client sampled them
     num_frames: int | None = None  # frames to sample in total, or ALL_FRAMES
@@ -41,9 +41,10 @@ class VideoOptions:
 
 @dataclass(frozen=True, slots=True)
 class FrameBudget:
-    """What determines the size of a frame in addition to its original size.
+    """The number of frames and the requested limits, from which the size of each frame after
+    resizing follows.
 
-    It is part of the protocol with encoders, so fields cannot be renamed.
+    This is part of the protocol with encoder servers, so fields cannot be renamed.
     """
 
     count: int  # number of frames
@@ -52,10 +53,10 @@ class FrameBudget:
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """The times of a video's sampled frames."""
+    """The indices and rates of a video's sampled frames, from which their times follow."""
 
-    indices: tuple[int, ...]  # of the sampled frames in the video
-    fps: float  # of the video
+    indices: tuple[int, ...]  # frame numbers in the video, one per sampled frame
+    fps: float  # frames per second in the video
     sampled: float  # frames sampled per second
 
     @property
@@ -68,7 +69,7 @@ class VideoRules(Protocol):
 
     @property
     def frames(self) -> int:
-        """Frames per image: 2 if a patch covers two frames, else 1."""
+        """The number of frames in one image: 2 if a patch covers two frames, else 1."""
         ...
 
     @property
@@ -78,11 +79,14 @@ class VideoRules(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Placeholders that chat templates write for a video. The first one found is used."""
+        """Placeholders that chat templates may write for a video. The first one found in a prompt
+        is used.
+        """
         ...
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        """Choose the frames to sample from a file with `total` frames at `fps` per second.
+        """Return the indices of the frames to sample from a video with `total` frames at `fps`
+        frames per second.
 
         Raises InvalidRequest.
         """
@@ -98,31 +102,39 @@ class VideoRules(Protocol):
         ...
 
     def grid(self, recipe: PreprocessParams) -> Grid:
-        """Return the grid of an image of `frames` different frames, stacked vertically."""
+        """Return the grid of an image that consists of `frames` different frames, stacked
+        vertically.
+
+        recipe: the preprocessing of one frame.
+        """
         ...
 
     def begin(self, number: int) -> str:
-        """Return the text before the video with this index in the prompt."""
+        """Return the text before the video with index `number` in the prompt."""
         ...
 
     def text(self, times: FrameTimes) -> str:
-        """Return the text that replaces the placeholder, with one placeholder for each image."""
+        """Return the text that replaces a video's placeholder. It has one placeholder for each
+        image.
+        """
         ...
 
     def steps(self, times: FrameTimes) -> tuple[int | None, ...]:
-        """Return `Span.time` of each image."""
+        """Return `Span.time` for each image of the video."""
         ...
 
 
 def stacked(recipe: PreprocessParams, grid: Grid, frames: int) -> PreprocessParams:
-    """Return parameters that stack several frames on one canvas vertically."""
+    """Return parameters that stack `frames` frames vertically into one image."""
     height, width = recipe.canvas
     views = tuple(ImageView((height, width), at=(height * k, 0)) for k in range(frames))
     return PreprocessParams((height * frames, width), grid, views, resample=recipe.resample)
 
 
 def check_video_options(options: VideoOptions, param: str) -> None:
-    """Raise InvalidRequest for contradictory or unreasonable options."""
+    """Raise InvalidRequest if options contradict each other or are out of range. param: the video's
+    field.
+    """
     num_frames = None if options.num_frames == ALL_FRAMES else options.num_frames
     if options.fps is not None and num_frames is not None:
         raise InvalidRequest(
@@ -143,7 +155,9 @@ def check_video_options(options: VideoOptions, param: str) -> None:
 
 
 def images_of(times: FrameTimes, frames: int) -> tuple[tuple[int, ...], ...]:
-    """Return each image's frames as indices in `times.indices`. The last frame may be repeated."""
+    """Return the frames of each image, as indices in `times.indices`. The last frame may be
+    repeated.
+    """
     last = len(times.indices) - 1
     return tuple(
         tuple(min(first + k, last) for k in range(frames)) for first in range(0, last + 1, frames)

@@ -1,7 +1,7 @@
 """`saccade demo`: serve the demo model, ask it about three images, show the answers and cache hits,
-and continue serving.
+and continue to serve.
 
-It is an ordinary HTTP client: everything that it shows is from the API.
+The demo is an ordinary HTTP client: everything that it shows is from the API.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from saccade.demo import PICTURES
 from saccade.ipc.own_server import free_port, own_server, wait_until_ready
 
 SCRIPT = Path(sys.executable).with_name("saccade")
-"""The path at which installers create the command."""
+"""The path of the `saccade` command in the environment of this Python."""
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
 
 
 @dataclass(frozen=True)
 class DemoTurn:
-    """A question of the chat."""
+    """A question of the demo's chat, with its correct answer."""
 
     question: str
     answer: str  # the only answer that counts as right
@@ -54,7 +54,7 @@ QUESTIONS = (
         "Picture 3 shows a purple square, a green star and a white square.",
     ),
 )
-"""The questions of one chat. The later ones refer to earlier images.
+"""The questions of the demo's only chat. Later ones refer to earlier images.
 
 They are limited to tasks that the model does well (see its model card): text in the images is
 large, and no objects are counted.
@@ -63,11 +63,11 @@ large, and no objects are counted.
 
 @dataclass(frozen=True)
 class DemoAnswer:
-    """The answer to one question, and its cost."""
+    """The answer to one question, with its latency and cache hits."""
 
     text: str
     ttft: float  # seconds to the first text
-    total: float  # seconds
+    total: float  # seconds to the end of the answer
     prompt_tokens: int
     cached_tokens: int
     encoded: int  # images that were encoded
@@ -81,9 +81,10 @@ def run(
     out: Path = Path("out/demo"),
     starter: int | None = None,
 ) -> int:
-    """Run the demo. Returns the exit status, which is 0 only if all answers were right.
+    """Run the demo and return the exit status, which is 0 only if all answers were right.
 
-    The server exits with this process, and both exit with the process `starter`, if it is set.
+    starter: a pid. The demo also exits when that process does.
+    out: the directory to copy the images to.
     """
     console = Console()
     port = free_port(port)
@@ -101,8 +102,8 @@ def run(
 
 
 def converse(client: httpx.Client, console: Console, turns: Sequence[DemoTurn], out: Path) -> bool:
-    """Ask all questions in one chat, and print each answer, then a table of costs. Returns True if
-    all answers were right.
+    """Ask all questions in one chat. Print each answer, then a table of their costs. Returns True
+    if all answers were right.
     """
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
     messages: list[dict[str, Any]] = []
@@ -130,7 +131,7 @@ def converse(client: httpx.Client, console: Console, turns: Sequence[DemoTurn], 
 
 
 def user_message(turn: DemoTurn) -> dict[str, Any]:
-    """Return a turn as an OpenAI message: its images, then the question."""
+    """Convert a question to a message in OpenAI's format: its images, then the text."""
     if not turn.images:
         return {"role": "user", "content": turn.question}
     encoded = [b64encode(image.read_bytes()).decode() for image in turn.images]
@@ -140,8 +141,8 @@ def user_message(turn: DemoTurn) -> dict[str, Any]:
 
 
 def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) -> DemoAnswer:
-    """Request one answer, streamed and greedy. Raises httpx.HTTPStatusError for an error
-    response.
+    """Request one greedy answer as a stream, and measure it. Raises httpx.HTTPStatusError for an
+    error response.
     """
     before = image_counts(client)
     body = {
@@ -190,7 +191,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def image_counts(client: httpx.Client) -> dict[str, int]:
-    """Read how many images the server has encoded and reused so far from its metrics."""
+    """Return how many images the server has encoded and reused so far, according to its metrics."""
     totals = dict.fromkeys(COUNTED, 0)
     for line in client.get("/metrics").raise_for_status().text.splitlines():
         for name, metric in COUNTED.items():
@@ -200,7 +201,9 @@ def image_counts(client: httpx.Client) -> dict[str, int]:
 
 
 def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
-    """Print the cost of each question, in a table that fits in 80 columns."""
+    """Print the latency, token counts and cache hits of each question, in a table that fits in 80
+    columns.
+    """
     table = Table("turn", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
     for index, answer in enumerate(answers, 1):
         figures = (
@@ -219,7 +222,7 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
 
 
 def show(console: Console, source: Path, path: Path, number: int) -> None:
-    """Copy the image to `path`, and draw it if the terminal supports true color."""
+    """Copy the image `source` to `path`, and draw it if the terminal supports true color."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(source.read_bytes())
     image = Image.open(path)
@@ -229,7 +232,9 @@ def show(console: Console, source: Path, path: Path, number: int) -> None:
 
 
 def half_blocks(image: Image.Image, width: int) -> Text:
-    """Return the image as text. Each character cell shows two pixels, one above the other."""
+    """Convert an image to text of `width` characters per line. Each character shows two pixels, one
+    above the other.
+    """
     height = max(1, round(image.height * width / image.width / 2))
     small = image.convert("RGB").resize((width, 2 * height), Image.Resampling.LANCZOS)
     text = Text()
@@ -247,7 +252,7 @@ def half_blocks(image: Image.Image, width: int) -> Text:
 
 
 def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: Path) -> None:
-    """Wait for Ctrl-C, or until the server exits."""
+    """Print the server's address, and wait for Ctrl-C or until the server exits."""
     url = f"http://127.0.0.1:{port}"
     words = (*program(), "chat", "--base-url", f"{url}/v1", "--image", str(out / "picture-2.png"))
     line = escape(shlex.join((*words, "Describe the picture.")))
@@ -258,7 +263,11 @@ def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: 
 
 
 def program(path: Path = SCRIPT) -> tuple[str, ...]:
-    """Return the command with which a user in this directory can run the script at `path`."""
+    """Return the command, as a tuple of arguments, with which a user in this directory can run
+    `saccade`.
+
+    path: where installers put the script.
+    """
     if shutil.which("saccade") == str(path):
         return ("saccade",)
     if not path.exists():

@@ -1,6 +1,6 @@
-"""API keys, including the keys in `--api-keys-file`, which is read again when it changes.
+"""API keys from --api-key and `--api-keys-file`. The file is read again when it changes.
 
-Imported only by servers with keys.
+Imported only by servers that require a key.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from saccade.edge.headers import address_of_client, given_key
 log = logging.getLogger("saccade")
 
 CHECK_SECONDS = 1.0
-"""Minimum interval between checks whether the file has changed."""
+"""Minimum interval between checks whether the file with keys has changed."""
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 
 
 class Keys:
-    """The API keys and the clients that they identify. The key of --api-key has the name "".
+    """The API keys, and the client that each identifies. The key from --api-key has the name "".
 
-    Caches and files belong to a key's name, so adding or removing a key does not affect the others.
+    Caches and files belong to the name of a key, so adding or removing a key does not affect other
+    keys.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Keys:
         key: str | None,
         settings: KeySettings = KeySettings(),  # noqa: B008 - frozen
     ) -> None:
-        """Read the keys. `key` is the key of --api-key. Raises ConfigError if the file is
+        """Read all keys. `key` is the key from --api-key, if any. Raises ConfigError if the file is
         unusable.
         """
         self._key = key
@@ -52,10 +53,10 @@ class Keys:
         return len(self._clients)
 
     def client(self, scope: Scope) -> Client | None:
-        """Return the client that the request's key identifies, or None if the key is missing or
-        wrong.
+        """Return the client that the API key in the request's headers identifies, or None if the
+        key is missing or wrong.
 
-        The request's key is compared with every key, in constant time.
+        The key is compared with all keys of the server, in constant time.
         """
         self._look()
         given, found = given_key(scope), None
@@ -67,9 +68,10 @@ class Keys:
         return Client(found.name, address_of_client(scope), found.shares_cache, found.limited)
 
     def _look(self) -> None:
-        """Read the file again if it has changed. Checks at most once in `CHECK_SECONDS`.
+        """Read the file with keys again if it has changed. This is checked at most once in
+        `CHECK_SECONDS`.
 
-        If the file is unusable, the keys are not changed.
+        If the file is unusable, the previous keys stay valid.
         """
         now = time.monotonic()
         if self._file is None or now - self._looked < CHECK_SECONDS:
@@ -86,7 +88,7 @@ class Keys:
             log.info("--api-keys-file %s was read again: %d keys", self._file, len(self))
 
     def _stat(self) -> tuple[int, ...]:
-        """Return values that change whenever the file does. Empty if there is no file."""
+        """Return values that differ whenever the file has changed. Empty if there is no file."""
         try:
             found = None if self._file is None else self._file.stat()
         except OSError:
@@ -108,11 +110,11 @@ class Keys:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Read the keys of a file. Returns names by key.
+    """Read a file with API keys, and return their names by key.
 
     Each line is `name:key` or `name key`. Empty lines and comments (#) are skipped.
 
-    Raises ConfigError that contains the line number but not the key.
+    Raises ConfigError with the line number, but without the key.
     """
     try:
         lines = read_text(path, "utf-8-sig").splitlines()

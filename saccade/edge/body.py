@@ -1,8 +1,7 @@
-"""Reading request bodies: limits on their size, duration and total memory, and threads that parse
-them.
+"""Reads request bodies, with limits on size, duration and total memory, and parses them in threads.
 
-`Admission` reads the body of a request and takes its permit. Everything runs on one event loop, so
-there are no locks.
+`Admission` reads the body of a request, and counts the request as in flight. Everything runs on one
+event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -38,35 +37,39 @@ if TYPE_CHECKING:  # imported by bodies that refer to stored bytes
 
 BODY_PAUSE = 30.0
 BODY_LEAST = 64 * 1024
-"""A body must deliver `BODY_LEAST` bytes every `BODY_PAUSE` seconds, unless it ends."""
+"""A body is rejected if fewer than `BODY_LEAST` bytes of it arrive within `BODY_PAUSE` seconds,
+unless it ends.
+"""
 SMALL_BODY = 256 * 1024
 SMALL_CHUNK = 1 << 12
-"""Bytes of a body that are kept as one object, however small the packets were that brought them."""
+"""Small packets of a body are merged into objects of up to this many bytes."""
 MAX_ON_LOOP = 1 << 16
-"""Maximum bytes of a body that is parsed on the event loop. Larger ones are parsed in a thread."""
+"""Maximum size in bytes of a body that is parsed on the event loop. Larger bodies are parsed in a
+thread.
+"""
 LARGE_BODY = 1 << 22
-"""Bodies above this size are parsed one at a time, because parsing takes several times their
-memory.
+"""Bodies with more bytes than this are parsed one at a time, because parsing takes several times
+their memory.
 """
 THREADS = 2
-"""Threads for bodies between these two sizes."""
+"""Number of threads that parse bodies with sizes between `MAX_ON_LOOP` and `LARGE_BODY`."""
 SENT_SHARE = 1 / 4
-"""Fraction of the limit for bytes that are stored so that later bodies can refer to them. It is in
-addition to the bytes of requests in flight.
+"""Memory for bytes that later bodies can refer to, as a fraction of the limit on bytes in flight.
+It is in addition to that limit.
 """
 RELATED = "multipart/related"
 READ = ("application/json", RELATED)
-"""Content types of JSON endpoints, which `/version` lists."""
+"""Content types that JSON endpoints accept. `/version` lists them."""
 T = TypeVar("T")
 LARGE_SHARE = 7 / 8
-"""Fraction of the limit that requests with more than a small body may use. The rest is reserved for
-small ones.
+"""Fraction of the limit on bytes in flight that bodies over `SMALL_BODY` bytes may use. The rest is
+reserved for smaller ones.
 """
 
 
 class BodyThreads:
-    """Threads that parse bodies. Large bodies have a separate thread, so that other bodies do not
-    wait for them.
+    """Threads that parse request bodies. Large bodies have a separate thread, so that other bodies
+    do not wait for them.
 
     The threads start when they are first used.
     """
@@ -76,23 +79,25 @@ class BodyThreads:
         self._large = ThreadPoolExecutor(1, "saccade-large-body")
 
     async def run(self, nbytes: int, work: Callable[[], T]) -> T:
-        """Run `work`, which processes `nbytes` bytes. It runs in a thread unless they are few."""
+        """Call `work` and return its result. Runs it in a thread unless `nbytes`, the size of the
+        body, is small.
+        """
         if nbytes <= MAX_ON_LOOP:
             return work()
         pool = self._pool if nbytes <= LARGE_BODY else self._large
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def close(self) -> None:
-        """Cancel work that has not started."""
+        """Cancel calls of `run` that have not started, and stop the threads."""
         for pool in (self._pool, self._large):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Bodies:
-    """The bytes that all requests in flight hold, at most `limit`.
+    """Counts the bytes buffered for all requests in flight, at most `limit`.
 
-    These are bodies until they are parsed, and then encoded images. A body must arrive within
-    `seconds`.
+    These are bodies until they are parsed, and then encoded images. `seconds` is the maximum time
+    until a body has arrived completely.
     """
 
     def __init__(self, limit: int, metrics: Metrics, seconds: float = 300.0) -> None:
@@ -101,13 +106,13 @@ class Bodies:
         self.threads = BodyThreads()
         self.held = 0
         self.of: Counter[str] = Counter()
-        """Buffered bytes, by the name of the API key."""
+        """The number of buffered bytes, by the name of the API key."""
         self._metrics = metrics
         self._sent: SentBytes | None = None
 
     @property
     def sent(self) -> SentBytes:
-        """The stored bytes that bodies may refer to. Created by the first body that does."""
+        """Stored bytes that bodies may refer to. Created at first use."""
         if self._sent is None:
             from saccade.edge.sent_bytes import SentBytes
 
@@ -116,13 +121,12 @@ class Bodies:
 
     @contextmanager
     def hold(self, request: Request, largest: int) -> Iterator[BufferedBody]:
-        """Yield a `BufferedBody`, which counts bytes as they arrive.
+        """Yield a `BufferedBody` for the body of `request`, which counts bytes as they arrive.
 
-        A client that announces a large body and sends little of it therefore uses little of the
-        budget.
+        A client that announces a large body but sends little of it thus takes little of the limit.
 
-        Raises Overloaded if the announced size exceeds the budget that is available now, before any
-        byte is read.
+        Raises Overloaded before any byte is read if the announced size exceeds what is available
+        now. largest: the maximum size of a body.
         """
         with self.share(client_of(request.scope)) as share:
             share.check(min(announced(request), largest))
@@ -130,7 +134,7 @@ class Bodies:
 
     @contextmanager
     def share(self, client: Client) -> Iterator[BufferedBody]:
-        """Yield an empty `BufferedBody`, and release its bytes at the end."""
+        """Yield a `BufferedBody` without bytes, and release its bytes when the context ends."""
         share = BufferedBody(self, client)
         try:
             yield share
@@ -144,44 +148,46 @@ class Bodies:
         self._metrics.set("saccade_request_bytes_buffered", held)
 
     def count_named(self, nbytes: int) -> None:
-        """Count stored bytes that a body referred to, and update the gauge of stored bytes."""
+        """Count `nbytes` stored bytes that a body referred to, and update the gauge of stored
+        bytes.
+        """
         self._metrics.inc("saccade_referenced_bytes_total", nbytes)
         self._metrics.set("saccade_stored_body_bytes", self.sent.nbytes)
 
 
 class BodyWatcher(Protocol):
-    """Examines a body while it arrives, to start work before its end
+    """Inspects a body while it arrives, to start work before the body is complete
     (`plugin.Http.body_watcher`).
     """
 
     def feed(self, piece: bytes) -> None:
-        """Examine the next bytes. This runs on the event loop, so it must not block."""
+        """Inspect the next bytes. Called on the event loop, so it must not block."""
 
     def end_body(self) -> None:
-        """Handle the end of the body, after its last bytes."""
+        """Handle the end of the body. Called after the last bytes."""
 
     async def settle(self, tenant: str) -> None:
-        """Assign the body, and the work that it started, to `tenant`. It is called after the last
+        """Assign the body, and the work that it started, to `tenant`. Called after the last
         bytes.
         """
 
     def close(self) -> None:
-        """Stop the work and release everything, since the request has ended."""
+        """Stop the work and release everything, because the request has ended."""
 
 
 @dataclass(slots=True)
 class BufferedBody:
-    """The part of the memory for request bodies that one request uses."""
+    """The bytes buffered for one request, as a part of the limit for all requests."""
 
     bodies: Bodies
     client: Client = ANYBODY
     nbytes: int = 0
     watcher: BodyWatcher | None = None
-    receive_ms: float = 0.0  # from the first look for the body to its last byte
+    receive_ms: float = 0.0  # from the first read of the body to its last byte
 
     def resize(self, nbytes: int) -> None:
-        """Set the number of buffered bytes. Raises Overloaded if `nbytes` exceeds the available
-        budget.
+        """Set the number of buffered bytes. Raises Overloaded if `nbytes` exceeds what is
+        available.
         """
         self.check(nbytes)
         change, self.nbytes = nbytes - self.nbytes, nbytes
@@ -189,9 +195,9 @@ class BufferedBody:
         self.bodies.of[self.client.name] += change
 
     def check(self, nbytes: int) -> None:
-        """Raise Overloaded if `nbytes` exceeds the available budget.
+        """Raise Overloaded if this request may not buffer `nbytes` bytes now.
 
-        A request is always accepted while no other request holds bytes.
+        A request is always accepted while no other request has buffered bytes.
         """
         self._check_share(nbytes)
         others = self.bodies.held - self.nbytes
@@ -206,10 +212,11 @@ class BufferedBody:
             )
 
     def reserve(self, nbytes: int) -> None:
-        """Add `nbytes`, for content from files or URLs. It counts each time it is mentioned.
+        """Count `nbytes` more bytes, of content from files or URLs. Content counts each time the
+        request refers to it.
 
-        Raises Overloaded if they exceed the budget that is available now, and TooLarge if they
-        exceed the limit.
+        Raises Overloaded if the bytes exceed what is available now, and TooLarge if they exceed the
+        limit.
         """
         if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
             raise TooLarge(
@@ -219,18 +226,22 @@ class BufferedBody:
         self.resize(self.nbytes + nbytes)
 
     async def settle(self, tenant: str) -> None:
-        """Report the tenant of the request to the watcher, once the body was read."""
+        """Tell the body's watcher, if any, the tenant of the request. Called once the body has been
+        read.
+        """
         if self.watcher is not None:
             await self.watcher.settle(tenant)
 
     def sent(self, tenant: str, name: str) -> bytes | None:
-        """Return bytes that the client's tenant sent before, by their digest, or None if not
-        stored.
+        """Return bytes that the client's tenant has sent before, by their digest `name`, or None if
+        they are not stored.
         """
         return self.bodies.sent.find(self.client.name, tenant, name)
 
     def _check_share(self, nbytes: int) -> None:
-        """Raise Overloaded if one of several API keys would hold more than its share."""
+        """Raise Overloaded if one of several API keys would have more than its share of the
+        buffered bytes.
+        """
         mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE
         if self.client.limited and mine and nbytes > self.nbytes and mine + nbytes > most:
             raise Overloaded(
@@ -241,12 +252,13 @@ class BufferedBody:
 
 
 async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read the whole body, of any content type. Raises TooLarge, TooSlow, or Overloaded if the
-    bytes exceed the available budget.
+    """Read the entire body, whatever its content type.
+
+    Raises TooLarge, TooSlow, or Overloaded if the bytes exceed what is available.
 
     Bytes are copied once, after the last one has arrived. A growing buffer would be moved whenever
-    the memory after it is in use. If several bodies arrive at once, this copies seven times the
-    bytes. Copying 30 MiB takes tens of milliseconds, so the event loop does not do it.
+    the memory after it is in use. If several bodies arrive at once, that copies seven times the
+    bytes. The final copy runs in a thread, because copying 30 MiB takes tens of milliseconds.
     """
     arrived: list[bytes] = []
     async for piece in pieces(request, held, largest):
@@ -265,8 +277,8 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
 async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read a JSON body, without the byte order mark that some editors write.
 
-    The body may refer to stored bytes (`related.py`). Raises InvalidRequest for another content
-    type, UnsupportedMedia for a compressed body, and the errors of `read_whole`.
+    The body may refer to stored bytes (`related.py`). Raises InvalidRequest for other content
+    types, UnsupportedMedia for a compressed body, and the errors of `read_whole`.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -288,7 +300,8 @@ async def read_json(request: Request, held: BufferedBody, largest: int) -> bytea
 
 
 async def _read_related(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read a multipart/related body, and return its JSON with the bytes that it refers to.
+    """Read a multipart/related body. Return its JSON, with references replaced by base64 of the
+    bytes.
 
     Raises InvalidRequest if the body is malformed, UnknownDigests if it refers to bytes that are
     not stored, and TooLarge, TooSlow or Overloaded.
@@ -311,16 +324,18 @@ async def _read_related(request: Request, held: BufferedBody, largest: int) -> b
 
 
 def announced(request: Request) -> int:
-    """Return the body's size according to its header, or 0 if that is unknown."""
+    """Return the body's size according to its Content-Length header, or 0 if that is missing or
+    invalid.
+    """
     length = request.headers.get("content-length", "0")
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
 async def pieces(request: Request, held: BufferedBody, largest: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body in chunks. The bytes are counted before a chunk is yielded.
+    """Yield the body in chunks. Each chunk is counted in `held` before it is yielded.
 
-    Raises TooLarge, by the announced or the actual size, Overloaded, and TooSlow. The connection
-    discards the rest of a rejected body.
+    Raises TooLarge if the announced or the actual size exceeds `largest`, and Overloaded and
+    TooSlow. The connection discards the rest of a rejected body.
     """
     size, started = announced(request), time.monotonic()
     if size <= largest:
@@ -343,7 +358,9 @@ def _too_large(largest: int) -> TooLarge:
 
 
 async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, None]:
-    """Yield chunks. Raises TooSlow if they stop arriving, or do not end within `seconds`."""
+    """Yield chunks. Raises TooSlow if they arrive too slowly, or if the body takes more than
+    `seconds`.
+    """
     chunks = request.stream()
     now = asyncio.get_running_loop().time
     end = now() + seconds
@@ -374,7 +391,7 @@ ReadBody = Callable[[Request, BufferedBody, int], Awaitable[bytearray]]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Admits requests with bodies of at most `largest` bytes.
+    """Reads bodies of at most `largest` bytes, and limits the requests in flight.
 
     `check_ready` raises EngineUnavailable if no request can be served.
     """
@@ -388,9 +405,9 @@ class Admission:
     async def admit(
         self, scope: Scope, receive: Receive, read: ReadBody = read_json
     ) -> AsyncIterator[tuple[bytearray, BufferedBody]]:
-        """Read the body, then acquire a permit, and hold both until the end.
+        """Read the body with `read`, then count the request as in flight until the context ends.
 
-        A client that sends slowly therefore does not use a permit. If the server is full, the
+        A client that sends slowly therefore does not count as in flight. If the server is full, the
         request is rejected before its body is read.
 
         Raises EngineUnavailable if no request can be served, Overloaded if the server is full, and
@@ -409,7 +426,7 @@ class Admission:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` and return its result.
 
-    If the client disconnects, cancel it and raise ClientDisconnect.
+    If the client disconnects first, cancel `work` and raise ClientDisconnect.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))

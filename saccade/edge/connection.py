@@ -1,8 +1,8 @@
-"""One HTTP connection: uvicorn's, with limits on reading.
+"""One HTTP connection: uvicorn's class, with limits on reading.
 
-uvicorn passes every received byte to its parser, without a limit on the bytes that are buffered. In
+uvicorn passes every received byte to its parser, and does not limit the bytes that are buffered. In
 this module, the parser gets the bytes of one message at a time, starting with headers of limited
-size. The next message is not parsed until the current one has been answered. Timeouts apply to
+size. The next message is not parsed until the current one has been answered. There are timeouts for
 headers that do not arrive, responses that are not read, and bodies that continue after an error.
 """
 
@@ -38,23 +38,25 @@ from saccade.edge.listener import TURNS_TO_READ
 from saccade.edge.refusal import refusal
 
 HEAD_BYTES = 32 * 1024
-"""Maximum size of the request line with all headers. Also the maximum chunk framing without body
-bytes in between.
+"""Maximum size of the request line with all headers, in bytes. Also the maximum size of chunk
+framing without body bytes in between.
 """
 HEAD_LINES = 128
-"""Maximum number of headers."""
+"""Maximum number of headers in a request."""
 PIECE = 8192
-"""Bytes of heads and chunk framing that are parsed for one connection before others are served."""
+"""How many bytes of headers and chunk framing are parsed for one connection before other
+connections are served.
+"""
 MEAN_CHUNK, MEAGRE_PIECE = 64, 1024
-"""If the chunks of a body have been smaller than `MEAN_CHUNK` on average, only `MEAGRE_PIECE` bytes
-are parsed at a time, because each chunk costs a call.
+"""If the chunks of a body have at most `MEAN_CHUNK` bytes on average, only `MEAGRE_PIECE` bytes are
+parsed at a time, because each chunk costs a function call.
 """
 MEAGRE, MEAGRE_CHUNKS = 32, 4_000
-"""A body with more than `MEAGRE_CHUNKS` chunks is rejected if these have less than `MEAGRE` bytes
-on average.
+"""A body with more than `MEAGRE_CHUNKS` chunks is rejected if they have less than `MEAGRE` bytes on
+average.
 """
 LINGER_SECONDS = 20.0
-"""After an error response, a client that is still sending is disconnected after this time."""
+"""How long a client may continue sending after an error response before it is disconnected."""
 EMPTY_LINE = b"\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -65,7 +67,7 @@ class _Message:
     given: int = 0
     lines: int = 0  # headers
     chunks: int = 0  # chunks of a chunked body
-    content: int = 0  # bytes in them
+    content: int = 0  # bytes in these chunks
     tail: bytes = b""  # the last bytes passed to the parser, to find an empty line
     in_body: bool = False
     ended: bool = False
@@ -78,12 +80,14 @@ class _Message:
 
     @property
     def meagre(self) -> bool:
-        """True if a chunked body arrives in small chunks, or if none of it has arrived yet."""
+        """True if the body is chunked and its chunks are small, or if no chunk has arrived yet."""
         return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
 
 
 class _Outlet:
-    """The transport of a response. It counts bytes to detect that the client does not read them."""
+    """Wraps the transport of a response, and counts bytes to detect a client that does not read
+    them.
+    """
 
     def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
         self._transport = transport
@@ -104,7 +108,7 @@ class _Outlet:
         return self._transport.is_closing()
 
     def stalled(self, now: float) -> float:
-        """Return the seconds since the client last read any of the buffered bytes."""
+        """Return the number of seconds since the client last read any of the buffered bytes."""
         waiting = self._transport.get_write_buffer_size()
         taken = self._written - waiting
         if not waiting or taken > self._taken or not self._since:
@@ -113,9 +117,10 @@ class _Outlet:
 
 
 class _UnframedSend:
-    """Sends a response to an HTTP/1.0 client, which does not support chunks (RFC 9112, 6.1).
+    """Sends a response to an HTTP/1.0 client, which does not support chunked encoding (RFC 9112,
+    6.1).
 
-    A response without a length ends when the connection is closed.
+    A response without Content-Length ends when the connection is closed.
     """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -136,7 +141,7 @@ class _UnframedSend:
 
 
 class _Flow(FlowControl):
-    """uvicorn's flow control, except that the connection decides when to resume reading."""
+    """uvicorn's flow control, except that `Connection` decides when to resume reading."""
 
     def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -157,9 +162,9 @@ class _Flow(FlowControl):
 class Connection(HttpToolsProtocol):
     """One HTTP connection with limits on reading.
 
-    `largest` limits the bytes of a rejected body that are still read. `open_paths` are the paths
-    for connections beyond the limit. `stamp` adds headers to responses that the connection itself
-    sends.
+    largest: maximum number of bytes that are still read of a rejected body.
+    open_paths: the only paths that connections over the connection limit can request.
+    stamp: adds headers to responses that the connection itself sends.
     """
 
     def __init__(
@@ -180,8 +185,8 @@ class Connection(HttpToolsProtocol):
         self._within_limits = True
         self._message = _Message()
         self._surplus = bytearray()  # bytes that the parser has not received yet
-        self._counted = 0  # those reported to the limiter
-        self._deadline: float | None = None  # for a head, or for lingering
+        self._counted = 0  # how many of these the limiter has counted
+        self._deadline: float | None = None  # for receiving headers, or the rest of a rejected body
         self._lingering: int | None = None  # remaining bytes to discard
         self._outlet = cast(_Outlet, None)
         self._stopping = False
@@ -254,7 +259,7 @@ class Connection(HttpToolsProtocol):
             self._limiter.soon(self._pump)
 
     def _pump(self) -> None:
-        """Pass the received bytes of the current message to the parser. Later bytes are
+        """Pass received bytes of the current message to the parser. Bytes of later messages stay
         buffered.
         """
         self._due = ""
@@ -290,9 +295,10 @@ class Connection(HttpToolsProtocol):
         return unread > HIGH_WATER_LIMIT
 
     def _feed(self) -> int:
-        """Pass a chunk of the buffered bytes to the parser.
+        """Pass the next part of the buffered bytes to the parser.
 
-        Returns the number of bytes that the parser examines one by one. These take the longest.
+        Returns how many of them are headers or chunk framing. The parser examines these one by one,
+        which takes the longest.
         """
         message, surplus = self._message, self._surplus
         self._unset_keepalive_if_required()
@@ -376,11 +382,10 @@ class Connection(HttpToolsProtocol):
             message.body_parser = self._body_parser()
 
     def _body_parser(self) -> httptools.HttpRequestParser:
-        """Return a parser for the body, after it has parsed the headers without the offered
-        upgrade.
+        """Return a parser for the body of a request whose headers offer an upgrade.
 
-        The upgrade is declined, so the request is handled as if it had not been offered (RFC 9110,
-        7.8).
+        The new parser has parsed the framing headers without the offer, so the request is handled
+        as if it had not been offered (RFC 9110, 7.8).
         """
         framing = [name + b": " + value for name, value in self.headers if name in _FRAMING]
         callbacks = SimpleNamespace(on_body=self.on_body, on_message_complete=self._end_message)
@@ -389,7 +394,7 @@ class Connection(HttpToolsProtocol):
         return parser
 
     def _check_head(self) -> RequestError | None:
-        """Return the error for headers that are not accepted, or None."""
+        """Return an error if the request's headers are not accepted, otherwise None."""
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
@@ -404,7 +409,9 @@ class Connection(HttpToolsProtocol):
         return None
 
     def _malformed(self) -> str:
-        """Return why parsers could interpret the headers differently, or "" if they could not."""
+        """Return why another HTTP parser could interpret the headers differently, or "" if none
+        could.
+        """
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
@@ -450,7 +457,9 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def _refuse(self, error: RequestError) -> None:
-        """Send an error response instead of the application's, and close the connection."""
+        """Send a response for `error` instead of calling the application, and close the
+        connection.
+        """
         if self._message.in_body:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -473,9 +482,9 @@ class Connection(HttpToolsProtocol):
         self._finish()
 
     def _finish(self) -> None:
-        """Close the connection after the response.
+        """Close the connection after the response has been sent.
 
-        A client that is still sending could lose the response, so the rest of the request is read
+        A client that is still sending could lose the response, so the rest of its request is read
         and discarded, within limits.
         """
         if self.transport.is_closing() or self._lingering is not None:
@@ -494,7 +503,7 @@ class Connection(HttpToolsProtocol):
     # ---- timeouts
 
     def check(self, now: float) -> None:
-        """Close the connection if a timeout has expired. This is called once a second."""
+        """Close the connection if a timeout has expired. Called once a second."""
         if self._outlet.stalled(now) > self._options.write_timeout:
             self.drop("unread")
         elif self._deadline is not None and now > self._deadline:
@@ -513,7 +522,9 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
     def drop(self, reason: str) -> None:
-        """Close the connection immediately, and notify the application."""
+        """Close the connection immediately, and notify the application. reason: a label of the
+        metric that counts closed connections.
+        """
         self._limiter.closed(reason)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -543,5 +554,7 @@ def connections(
     open_paths: frozenset[bytes],
     stamp: Stamp,
 ) -> Callable[..., asyncio.Protocol]:
-    """Return a factory of connections for uvicorn."""
+    """Return a factory of connections, which is uvicorn's `http` setting. The arguments are those
+    of `Connection`.
+    """
     return partial(Connection, crowd, options, largest, open_paths, stamp)

@@ -1,13 +1,14 @@
-"""The headers of requests and responses: request ids, API keys, clients, Host and Origin.
+"""Headers of requests and responses: request ids, API keys, clients, Host and Origin.
 
-`client_of` identifies the client of a request. `auth.py` identifies those with a key.
+`client_of` returns the client of a request. If the server requires a key, `auth.py` has identified
+it.
 
-If a server has no key, `Guard` rejects the requests of all web pages except its own and those of
---cors-origins. A server on a loopback address cannot be reached from other machines, but the local
-browser can reach it, and web pages may send requests to any address. The request of another page is
+If a server requires no key, `Guard` rejects requests from all web pages except its own and those of
+--cors-origins. Other machines cannot reach a server on a loopback address, but the browser on this
+machine can, and web pages may send requests to any address. A request from another page is
 recognized by its `Origin` or `Sec-Fetch-Site`. A page whose own host name resolves to this machine
-(DNS rebinding) is recognized by its `Host`. Browsers set these headers themselves. Other clients do
-not send `Origin` and `Sec-Fetch-Site`.
+(DNS rebinding) is recognized by its `Host`. Pages cannot change these headers. Clients other than
+browsers do not send `Origin` and `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
@@ -32,32 +33,34 @@ from saccade.edge.refusal import refusal
 _DEFAULT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 CLIENT = "saccade.client"
-"""Key in an ASGI scope for the authenticated `Client`."""
+"""Key in an ASGI scope under which the authenticated `Client` is stored."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The id of the request being served, for log entries."""
+"""The id of the request that the current task serves, for log entries."""
 
 
 INSTANCE_HEADER = "x-saccade-instance"
-"""Header of `/health` that identifies the server process, whose memory is lost on a restart."""
+"""Header of `/health` that identifies the server process. It changes on a restart, which clears the
+server's memory.
+"""
 SUFFIX_HEADER = "x-saccade-file-suffix"
-"""Header from a router that sets the suffix of an upload's id, for files that are on several
-servers.
+"""Header in which a router specifies the suffix of an uploaded file's id, because it sends files to
+several servers.
 """
 NAME_HEADERS = ("x-request-id", "request-id")
-"""Response headers with the request's id. The second is Anthropic's."""
+"""Response headers that contain the request's id. The second is Anthropic's."""
 
 
 def name_of(headers: Headers) -> str:
-    """Return the id that the request carries if it is short and plain, or else a new id."""
+    """Return the request's own id (X-Request-Id) if it is short and plain, otherwise a new id."""
     given = headers.get("x-request-id", "")
     return given if _DEFAULT_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
 class Stamp:
-    """Adds headers to responses that are sent before the application is called.
+    """Adds headers to responses that are sent without calling the application.
 
-    They are the headers that the application would add: the request's id, and CORS headers for
+    They are headers that the application would add: the request's id, and CORS headers for
     `origins`.
     """
 
@@ -67,14 +70,15 @@ class Stamp:
     def lines(self, name: str, asked: Headers) -> list[bytes]:
         """Return header lines for a response.
 
-        `asked` has the request's headers, which may be incomplete.
+        name: the request's id.
+        asked: the request's headers, which may be incomplete.
         """
         answer = MutableHeaders(dict.fromkeys(NAME_HEADERS, name))
         answer.update(self.origin(asked))
         return [name + b": " + value for name, value in answer.raw]
 
     def origin(self, asked: Headers) -> MutableHeaders:
-        """Return the CORS headers for the page that sent the request."""
+        """Return the CORS headers for the page that sent the request with the headers `asked`."""
         answer = MutableHeaders()
         if (cors := self._cors) is not None:
             origin = asked.get("origin")
@@ -88,11 +92,13 @@ class Stamp:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application that does nothing."""
+    """Do nothing. A placeholder application for `CORSMiddleware`, of which only the headers are
+    used.
+    """
 
 
 class RequestIds:
-    """Middleware that adds the request's id to every response."""
+    """Middleware that adds the id of the request to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -111,7 +117,7 @@ class RequestIds:
 
 
 def given_key(scope: Scope) -> bytes:
-    """Return the API key from the headers of the request, or b"" if it has none."""
+    """Return the API key from the request's headers, or b"" if there is none."""
     headers = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
@@ -120,15 +126,18 @@ def given_key(scope: Scope) -> bytes:
 
 
 def client_of(scope: Scope) -> Client:
-    """Return the client that sent the request. Without API keys, it has only an address."""
+    """Return the client that sent the request. If the server requires no key, the client has only
+    an address.
+    """
     found = scope.get(CLIENT)
     return found if isinstance(found, Client) else Client(address=address_of_client(scope))
 
 
 def check_operator(scope: Scope) -> None:
-    """Raise Unauthorized for one of several API keys.
+    """Raise Unauthorized if the client may not change caches and weights.
 
-    All keys share the caches and weights, so only the key of --api-key may change them.
+    All API keys share them, so if there are several keys, only the one from --api-key may change
+    them.
     """
     client = client_of(scope)
     if client.limited and client.name:
@@ -138,14 +147,14 @@ def check_operator(scope: Scope) -> None:
 
 
 def address_of_client(scope: Scope) -> str:
-    """Return the client address of the connection."""
+    """Return the address of the client, as `client_address` groups it."""
     return client_address((scope.get("client") or ("",))[0])
 
 
 FORWARDED_HOST = "x-forwarded-host"
 """Header with the Host that a router or proxy received. Browsers do not let a page send this header
 to another origin without that origin's permission. A page that sends it therefore has the server's
-own origin, which the check of `Host` has accepted.
+own origin, which the check of `Host` has already accepted.
 """
 _SHOWN = 200
 
@@ -162,8 +171,8 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """Middleware that rejects requests from web pages of other origins.
 
-    `names` are host names of the server in addition to localhost and loopback addresses. `origins`
-    are allowed pages, or "*" for any.
+    names: host names of the server, in addition to localhost and loopback addresses.
+    origins: origins of pages that are allowed, or "*" for any.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str] = (), origins: Sequence[str] = ()):
@@ -203,10 +212,10 @@ class Guard:
             return False
 
     def _origin(self, scope: Scope, headers: Headers) -> RequestError | None:
-        """Return the error for a page of another origin, or None.
+        """Return an error if a page of another origin sent the request, otherwise None.
 
-        Before a page can send a key, its browser sends an OPTIONS request, which is always
-        rejected.
+        Requests with an API key are accepted. Before a page can send a key, its browser sends an
+        OPTIONS request, which the server always rejects.
         """
         if scope["method"] == "OPTIONS" or given_key(scope):
             return None
@@ -233,7 +242,7 @@ class Guard:
 
 
 def _is_link(method: str, headers: Headers) -> bool:
-    """Return True if a user followed a link. Such a request only reads, and no page gets the
+    """Return True if the user followed a link. Such a request only reads, and no page gets the
     response.
     """
     return (

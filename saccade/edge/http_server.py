@@ -1,4 +1,4 @@
-"""An HTTP server for any ASGI application: its socket, connections and signals.
+"""An HTTP server for any ASGI application, with its own socket, connections and signal handling.
 
 The first SIGINT or SIGTERM lets requests in flight finish. `api/serve.py` and `saccade route`
 provide the applications.
@@ -27,11 +27,13 @@ from saccade.edge.limits import ConnectionLimiter
 from saccade.edge.listener import Listener
 
 TICKS = 10
-"""uvicorn calls `on_tick` ten times a second, and connections are checked once a second."""
+"""Connections are checked once a second, which is every `TICKS` calls of `on_tick` by uvicorn."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address. Raises StartupError if it is in use or unknown."""
+    """Return a socket bound to `host` and `port`. Raises StartupError if the address is in use or
+    unknown.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,13 +49,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket) -> str:
-    """Return the URL of a bound socket."""
+    """Return the URL of the server that listens on the socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Serving(Uvicorn):
-    """uvicorn's server with our connections. It restores the signal handlers at the end."""
+    """uvicorn's server with `Connection`s. It restores the previous signal handlers when it
+    stops.
+    """
 
     def __init__(
         self,
@@ -66,8 +70,8 @@ class Serving(Uvicorn):
     ) -> None:
         """Configure uvicorn.
 
-        `largest` is the maximum size of a body in bytes. `open_paths` are the paths for connections
-        beyond the limit.
+        largest: maximum size of a body in bytes.
+        open_paths: the only paths that connections over the connection limit can request.
         """
         paths = frozenset(path.encode() for path in open_paths)
         config = Config(
@@ -89,7 +93,9 @@ class Serving(Uvicorn):
         self.servers = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, but accept only a few connections per event loop iteration."""
+        """Start as uvicorn does, but accept only a few connections in each iteration of the event
+        loop.
+        """
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         factory = partial(
             make,

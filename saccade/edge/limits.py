@@ -1,5 +1,5 @@
-"""Connection limits: in total and per address, and how many messages are parsed per event loop
-iteration.
+"""Connection limits: the maximum in total and per address, and how many messages are parsed in each
+iteration of the event loop.
 
 All connections are checked once a second. Everything runs on one event loop, so there are no locks.
 """
@@ -21,35 +21,43 @@ from saccade.core.options import ConnectionOptions
 log = logging.getLogger("saccade")
 
 MAX_CONNECTIONS = 4096
-"""Each connection takes about 10 kB. Far fewer requests are handled concurrently."""
+"""Default maximum. Each connection takes about 10 kB. Far fewer requests are handled
+concurrently.
+"""
 MAX_RESERVE = 128
-"""Connections beyond the limit, for health checks and other public endpoints."""
+"""Maximum number of connections over the limit. They can only request health checks and other
+public endpoints.
+"""
 MAX_FILES = 256
-"""File descriptors reserved for files, fetches and processes."""
+"""File descriptors that connections leave for files, fetches and processes."""
 SURPLUS_BYTES = 32 << 20
-"""Bytes of pipelined requests that wait for an earlier response, over all connections."""
+"""Maximum size of pipelined requests that wait for an earlier response, in total over all
+connections.
+"""
 MAX_CHUNKS_PER_TICK = 3
-"""Chunks of headers and chunked bodies, or pipelined requests, parsed per event loop iteration.
-Each costs up to 0.3 ms.
+"""How many chunks are parsed in each iteration of the event loop, over all connections: headers,
+chunked bodies, and pipelined requests. Each takes up to 0.3 ms.
 """
 
 
 class Member(Protocol):
-    """A connection, as the limiter uses it."""
+    """The methods of a connection that `ConnectionLimiter` calls."""
 
     @property
     def waits(self) -> bool:
-        """True if a request may have arrived that has not been read yet."""
+        """True if data has arrived that was not read yet and may contain a request."""
 
     def check(self, now: float) -> None:
-        """Close the connection if it is overdue. This is called once a second."""
+        """Close the connection if a timeout has expired. Called once a second."""
 
     def drop(self, reason: str) -> None:
-        """Close the connection immediately."""
+        """Close the connection immediately. reason: a label of the metric that counts closed
+        connections.
+        """
 
 
 def raise_descriptors() -> None:
-    """Raise the process's open file limit to the hard limit."""
+    """Raise this process's soft limit on open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -57,7 +65,7 @@ def raise_descriptors() -> None:
 class ConnectionLimiter:
     """Tracks and limits the connections of one server.
 
-    Raises ConfigError if the open file limit is too low for max_connections.
+    Raises ConfigError if the limit on open files is too low for max_connections.
     """
 
     def __init__(self, options: ConnectionOptions, metrics: Metrics) -> None:
@@ -85,8 +93,9 @@ class ConnectionLimiter:
     def join(self, member: Member, host: str) -> bool:
         """Add a connection from `host`. Return True if it is within the limits.
 
-        Over-limit connections can reach public endpoints only, and the oldest of them is closed
-        first.
+        If a limit is reached, the longest idle connection is closed first, if there is one. A
+        connection over the limit can only request public endpoints. If there are too many of these,
+        the oldest one is closed.
         """
         address = client_address(host)
         if self._number.get(address, 0) >= self.limit_per_address:
@@ -109,7 +118,7 @@ class ConnectionLimiter:
         return welcome
 
     def leave(self, member: Member) -> None:
-        """Remove a closed connection. Idempotent."""
+        """Remove a closed connection. A no-op if it was already removed."""
         address = self._members.pop(member, None)
         if address is None:
             return
@@ -123,16 +132,20 @@ class ConnectionLimiter:
         self._count()
 
     def busy(self, member: Member) -> None:
-        """Mark a connection as handling a request, so that it is not closed for new ones."""
+        """Mark a connection as handling a request, so that it is not closed to accept another
+        one.
+        """
         self._idle.pop(member, None)
 
     def idle(self, member: Member) -> None:
-        """Mark a connection as idle, so that it can be closed for a new one."""
+        """Mark a connection as idle, so that it can be closed to accept another one."""
         if member in self._members and member not in self._over_limit:
             self._idle[member] = None
 
     def hold_surplus(self, nbytes: int) -> bool:
-        """Add to the count of pipelined bytes. Returns False if they exceed the limit."""
+        """Add `nbytes` to the count of pipelined bytes. Returns False, without adding them, if the
+        limit is exceeded.
+        """
         if nbytes > 0 and self.surplus + nbytes > SURPLUS_BYTES:
             return False
         self.surplus += nbytes
@@ -141,7 +154,7 @@ class ConnectionLimiter:
     def at_once(self) -> bool:
         """Count a chunk and return True if it may be parsed in this iteration of the event loop.
 
-        Returns False if other work is queued.
+        Returns False if the maximum is reached or other chunks are queued.
         """
         if self._soon or self._begun >= MAX_CHUNKS_PER_TICK:
             return False
@@ -150,10 +163,10 @@ class ConnectionLimiter:
         return True
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Queue work in FIFO order.
+        """Queue a call of `work`, in FIFO order.
 
-        Each iteration of the event loop runs only a few items, over all connections, so that other
-        events are not delayed.
+        Only a few queued calls, over all connections, run in each iteration of the event loop, so
+        that other events are not delayed.
         """
         self._soon.append(work)
         self._resume()
@@ -163,9 +176,10 @@ class ConnectionLimiter:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """Run some of the queued work. Items that are queued meanwhile wait for the next iteration.
+        """Run some of the queued calls. Calls that are queued meanwhile wait for the next
+        iteration.
 
-        The rest also waits if one item fails.
+        If a call raises, the rest also waits for the next iteration.
         """
         self._turn = None
         self._begun = count = min(MAX_CHUNKS_PER_TICK, len(self._soon))
@@ -175,11 +189,11 @@ class ConnectionLimiter:
             self._soon.popleft()()
 
     def closed(self, reason: str) -> None:
-        """Count a connection that the server closed early."""
+        """Count a connection that the server closed early, by `reason`."""
         self._metrics.inc("saccade_connections_closed_total", reason=reason)
 
     def check(self, now: float) -> None:
-        """Check each connection. This is called once a second."""
+        """Check the timeouts of all connections. Called once a second."""
         for member in list(self._members):
             member.check(now)
         if self._crowded:
@@ -193,7 +207,9 @@ class ConnectionLimiter:
             self._crowded = 0
 
     def _close_idle(self, address: str | None) -> None:
-        """Close the connection that has been idle longest, among those from `address` if given."""
+        """Close the longest idle connection, or the longest idle one from `address` if that is not
+        None.
+        """
         for member in self._idle:
             if (address is None or self._members[member] == address) and not member.waits:
                 self._close(member)

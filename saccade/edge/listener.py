@@ -1,6 +1,6 @@
-"""The listening socket, which accepts a few connections per event loop iteration.
+"""Accepts connections on a listening socket, a few in each iteration of the event loop.
 
-uvloop's own server would accept all pending connections in one iteration. This would delay every
+uvloop's own server would accept all pending connections in one iteration, which would delay every
 client. Accepting pauses while no file descriptor is free.
 """
 
@@ -14,17 +14,19 @@ from collections.abc import Callable, Sequence
 log = logging.getLogger("saccade")
 
 ACCEPTS_PER_TURN = 8
-"""Accepting a connection takes about 40 microseconds."""
+"""Maximum number of connections accepted in each iteration of the event loop. Each takes about 40
+microseconds.
+"""
 TURNS_TO_READ = 2
-"""Event loop iterations until the data that a new connection has already sent is read."""
+"""Iterations of the event loop until data that a new connection has already sent is read."""
 BACKLOG = 2048
-"""Maximum connections that the kernel queues until they are accepted."""
+"""Maximum number of connections that the kernel queues until they are accepted."""
 PAUSE_SECONDS = 0.5
-"""Time to pause accepting if no file descriptor is free."""
+"""How long accepting pauses if no file descriptor is free."""
 
 
 class Listener:
-    """Accepts connections on `bound`, which it does not close. `factory` creates their
+    """Accepts connections on the socket `bound`, which it does not close. `factory` creates their
     protocols.
     """
 
@@ -40,7 +42,7 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Stop accepting. Idempotent."""
+        """Stop accepting connections. Idempotent."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._bound)
@@ -48,7 +50,7 @@ class Listener:
                 self._pause.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until all accepted connections have their protocols."""
+        """Wait until all accepted connections are passed to their protocols."""
         await asyncio.gather(*self._opening)
 
     def _resume(self) -> None:
@@ -56,10 +58,10 @@ class Listener:
         self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """Accept a few connections. Others wait until the data of these has been read.
+        """Accept a few connections, then pause until the data that they have sent is read.
 
-        By then, a connection with a request counts as busy, so it is not closed to accept another
-        one.
+        By then, a connection with a request is marked as busy, so it is not closed to accept
+        another one.
         """
         few: list[socket.socket] = []
         while len(few) < ACCEPTS_PER_TURN:

@@ -1,4 +1,4 @@
-"""`/metrics`: all declared metrics in Prometheus' text format."""
+"""Renders all declared metrics for `/metrics`, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ class _Declared(Collector):
 def _adapters(requests: Mapping[tuple[str, ...], float], most: float) -> GaugeMetricFamily:
     """Return vLLM's metric of active LoRA adapters, which routers read.
 
-    Labels have the adapters' names. The value is the time, so that readers can select the newest.
+    requests: the number of requests by (adapter, state).
+    most: the maximum number of adapters.
+
+    The adapters' names are in labels. The value is the current time, so that readers can select the
+    newest sample.
     """
     labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
     family = GaugeMetricFamily(
@@ -63,7 +67,9 @@ def _adapters(requests: Mapping[tuple[str, ...], float], most: float) -> GaugeMe
 
 
 def render(metrics: Metrics) -> bytes:
-    """Render all metrics, and this process's metrics, in the format of `CONTENT_TYPE`."""
+    """Return all metrics in `metrics`, and those of this process, in the format of
+    `CONTENT_TYPE`.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Declared(metrics))
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""Error responses, in the format of the API that the request was sent to.
+"""Builds error responses in the format of the API that the request was sent to.
 
 This module has the statuses, bodies and headers of errors, and the paths of Anthropic's API.
 """
@@ -16,15 +16,15 @@ from saccade.core.errors import Overloaded, RequestError, Unauthorized, UnknownD
 
 NOTHING: Mapping[str, Any] = {}
 MAX_MESSAGE, MAX_PARAM = 2000, 500
-"""Maximum characters of an error's message and field in a response."""
+"""Maximum number of characters of an error's message, and of the field that it names."""
 _RESPONSES = "/v1/responses"
 _ANTHROPIC = "/v1/messages"
 _OLLAMA, _GEMINI = "/api/", "/v1beta/"
-"""Paths of APIs that are not supported. Errors still have their format, so that clients
-show them.
+"""Paths of APIs that are not supported. Errors have the format of these APIs, so that their clients
+show the message.
 """
 _OVERLOADED = 529
-"""The status that Anthropic uses instead of 503."""
+"""The status that Anthropic's API uses instead of 503."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -35,7 +35,7 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's error types. Other statuses below 500 use the same type as 400, and the rest
+"""Anthropic's error types, by status. Other statuses below 500 have the type of 400, and the rest
 `api_error`.
 """
 
@@ -60,7 +60,7 @@ class ErrorResponse(Struct):
 
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
-        """Return the error's body, with long texts truncated."""
+        """Build the body of an error response. Long texts are truncated."""
         param = None if error.param is None else _cut(error.param, MAX_PARAM)
         lacking = error.digests if isinstance(error, UnknownDigests) else UNSET
         message = _cut(error.message, MAX_MESSAGE)
@@ -79,7 +79,7 @@ def speaks_anthropic(path: str) -> bool:
 def refusal(
     path: str, error: RequestError, request_id: str = ""
 ) -> tuple[int, dict[str, str], bytes]:
-    """Return the status, headers and body of an error response."""
+    """Return the status, headers and body of the response for `error`. path: the request's path."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after)
@@ -93,9 +93,9 @@ def refusal(
 def body_for(
     path: str, status: int, error: ErrorBody, request_id: str, details: Mapping[str, Any] = NOTHING
 ) -> tuple[int, bytes]:
-    """Return the status and the body of an error in the API of `path`.
+    """Return the status and body of an error response in the format of the API that has `path`.
 
-    `details` is added where an API has a member for it.
+    details: further fields, which are added if the API has a place for them.
     """
     if path.startswith(_OLLAMA):
         return status, msgspec.json.encode({"error": error.message})
@@ -110,7 +110,7 @@ def body_for(
 
 
 def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
-    """Return the last event of a stream that fails with `error`."""
+    """Return the last event of a stream on `path` that fails with `error`."""
     if speaks_anthropic(path):
         data = msgspec.json.encode(error_body(error, request_id))
         return b"event: error\ndata: " + data + b"\n\n"
@@ -132,8 +132,8 @@ def _anthropic(
 ) -> dict[str, Any]:
     """Return an error in Anthropic's format.
 
-    It has no member for the field, so the message starts with it. Clients recognize a prompt that
-    is too long by the first words of the message, so these come before the field.
+    The format has no place for `param`, so the message starts with it. Clients recognize a prompt
+    that is too long by the first words of the message, so these come before the field.
     """
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
     details = {} if error.code is None else {"details": {"error_code": error.code, **more}}

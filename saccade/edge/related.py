@@ -33,9 +33,11 @@ from saccade.core.errors import InvalidRequest, UnknownDigests
 from saccade.edge.sent_bytes import SentBytes
 
 MAX_NAMES = 8192
-"""Maximum references to bytes in one body: four times the frames of the longest video."""
+"""Maximum number of references to bytes in one body: four times the number of frames in the longest
+video.
+"""
 MAX_HEADERS = 1024
-"""Maximum bytes of a part's headers."""
+"""Maximum size of a part's headers, in bytes."""
 MAX_BOUNDARY = 70
 
 _BOUNDARY = re.compile(r'(?:^|;)\s*boundary="?([A-Za-z0-9_-]{16,70})"?\s*(?:;|$)', re.IGNORECASE)
@@ -65,10 +67,12 @@ _SCOPE = json_decoder(_Scope)
 
 
 class RelatedBody:
-    """A multipart/related body."""
+    """A parsed multipart/related body: its JSON, and the bytes attached to it."""
 
     def __init__(self, body: bytes | bytearray, boundary: str) -> None:
-        """Parse a body, and check each part against its digest. Raises InvalidRequest."""
+        """Parse a body, and check the bytes of each part against its digest. Raises
+        InvalidRequest.
+        """
         first, *others = _parts(body, boundary.encode())
         self.json = _content(first, 0)[1]  # still with names
         end = len(boundary) + len("\r\n--") + len(first)
@@ -97,9 +101,10 @@ class RelatedBody:
         return brought
 
     def find(self, sent: SentBytes, client: Client) -> dict[str, bytes]:
-        """Store the attached bytes, and return all bytes that the JSON refers to, by name.
+        """Store the attached bytes in `sent`, and return all bytes that the JSON refers to, by
+        digest.
 
-        Raises UnknownDigests with every name whose bytes this tenant has not sent.
+        Raises UnknownDigests with every digest whose bytes this tenant has not sent.
         """
         salt = self._salt()
         found, lacking = dict(self.brought), []
@@ -121,12 +126,14 @@ class RelatedBody:
         return found
 
     def size(self, found: Mapping[str, bytes]) -> int:
-        """Return the size of the JSON with base64 instead of names."""
+        """Return the size in bytes of the JSON with base64 instead of references. found: the bytes
+        by digest.
+        """
         grown = ((len(found[name]) + 2) // 3 * 4 - (end - at) for at, end, name in self._places)
         return len(self.json) + sum(grown)
 
     def whole(self, found: Mapping[str, bytes]) -> bytearray:
-        """Return the JSON with base64 instead of names."""
+        """Return the JSON with base64 instead of references. found: the bytes by digest."""
         made, begun = bytearray(), 0
         for at, end, name in self._places:
             made += self.json[begun:at]
@@ -136,7 +143,7 @@ class RelatedBody:
         return made
 
     def _salt(self) -> str:
-        """Return the request's cache_salt, or "" if the body is invalid."""
+        """Return the `cache_salt` in the JSON, or "" if it is missing or the JSON is invalid."""
         try:
             salt = _SCOPE.decode(self.json).cache_salt
         except (msgspec.DecodeError, ValueError, RecursionError):
@@ -147,10 +154,10 @@ class RelatedBody:
 def _names(
     body: bytes | bytearray, span: tuple[int, int], mark: bytes
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, the end and the value of each name in the JSON at `span`.
+    """Yield the start, the end and the digest of each reference in the JSON at `span`.
 
-    Searches for `mark`, the boundary. The client has chosen it so that it occurs only in names.
-    Raises InvalidRequest for too many names.
+    Searches for `mark`, which is "@" and the boundary. The client chooses a boundary that occurs
+    only in references. Raises InvalidRequest for too many references.
     """
     start, last = span
     end = start
@@ -204,7 +211,9 @@ def _too_many(what: str) -> InvalidRequest:
 
 
 def boundary_of(content_type: str) -> str:
-    """Return the boundary of a multipart body. Raises InvalidRequest."""
+    """Return the boundary in a Content-Type header. Raises InvalidRequest if it is missing or
+    unsuitable.
+    """
     found = _BOUNDARY.search(content_type.partition(";")[2])
     if found is None:
         raise _malformed(
@@ -214,7 +223,9 @@ def boundary_of(content_type: str) -> str:
 
 
 def first_part(body: bytes | bytearray) -> memoryview:
-    """Return the JSON of a multipart body, or empty bytes if the body is malformed."""
+    """Return the JSON of a multipart body without checking the other parts, or empty bytes if it is
+    malformed.
+    """
     head = bytes(body[2 : MAX_BOUNDARY + 4])
     try:
         return _content(_parts(body, head.partition(b"\r\n")[0])[0], 0)[1]
@@ -223,7 +234,9 @@ def first_part(body: bytes | bytearray) -> memoryview:
 
 
 def name_at_end(given: str) -> str | None:
-    """Return the name that replaces the base64 at the end of a data: URL, or None."""
+    """Return the digest at the end of a data: URL that refers to stored bytes, or None if it
+    contains base64.
+    """
     found = _AT_END.search(given, max(0, len(given) - _MAX_NAME))
     return None if found is None else found[1]
 

@@ -1,6 +1,6 @@
-"""Bytes that clients have sent, stored so that later bodies can refer to them.
+"""Stores bytes that clients have sent, so that later bodies can refer to them by digest.
 
-Only the tenant that sent the bytes can refer to them. They are kept in memory, so a restart drops
+Only the tenant that sent the bytes can refer to them. They are stored in memory, so a restart drops
 them. Everything runs on one event loop, so there are no locks.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from saccade.core.client import SHARE, Client
 
 KEPT_SECONDS = 3600.0
-"""Time that bytes are stored after their last use."""
+"""How long bytes are stored after their last use."""
 OVERHEAD = 512
-"""Approximate bytes of an entry in addition to its content."""
+"""Approximate memory of an entry in addition to its content, in bytes."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Owner:
-    """The stored bytes of one API key by (tenant, digest), least recently used first."""
+    """The stored bytes of one API key, by (tenant, digest), the least recently used first."""
 
     kept: OrderedDict[tuple[str, str], _Kept] = field(default_factory=OrderedDict)
     nbytes: int = 0
@@ -46,8 +46,8 @@ class _Owner:
 
 
 class SentBytes:
-    """All stored bytes, at most `limit`. If there are several API keys, each has at most
-    its share.
+    """Stores at most `limit` bytes for all clients. If there are several API keys, each key can use
+    only its share.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,11 +60,13 @@ class SentBytes:
         return sum(owner.nbytes for owner in self._owners.values())
 
     def get(self, client: Client, salt: str, name: str) -> bytes | None:
-        """Return the bytes that this client's tenant has sent under `name`, or None."""
+        """Return the bytes with the digest `name` that the client's tenant has sent, or None."""
         return self.find(client.name, client.tenant(salt), name)
 
     def find(self, owner_name: str, tenant: str, name: str) -> bytes | None:
-        """Return the bytes that a key's tenant has sent under `name`, or None."""
+        """Return the bytes with the digest `name` that a tenant of the API key `owner_name` has
+        sent, or None.
+        """
         owner = self._owners.get(owner_name)
         key = tenant, name
         if owner is None or (found := owner.kept.get(key)) is None:
@@ -77,7 +79,9 @@ class SentBytes:
         return found.data
 
     def put(self, client: Client, salt: str, name: str, data: bytes) -> None:
-        """Store bytes. To free space, the bytes of the key that has the most are evicted."""
+        """Store `data` under the digest `name`. If space is needed, bytes of the API key with the
+        most bytes are evicted.
+        """
         self._expire()
         most = int(self._limit * SHARE) if client.limited else self._limit
         kept = _Kept(data, self._clock())

@@ -1,8 +1,9 @@
-"""HTTP connections to one worker, over which requests and responses pass unchanged.
+"""Pools HTTP connections from a router to one worker, over which requests and responses pass
+unchanged.
 
-This module pools idle connections, and limits the bytes of a response that are buffered for a slow
-client. Its errors distinguish whether a worker disconnects before or after the first byte of a
-response. Everything runs on one event loop, so there are no locks.
+This module also limits the bytes of a response that are buffered for a slow client. Its errors
+distinguish whether a worker disconnected before or after the first byte of a response. Everything
+runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from saccade.core.shown_url import shown_url
 
 CONNECT_SECONDS = 2.0
 MAX_IDLE = 64
-"""Maximum idle connections to one worker."""
+"""Maximum number of idle connections to one worker."""
 IDLE_SECONDS = 30.0
-"""Idle connections are closed before the worker would close them (`keep_alive_timeout`)."""
+"""How long a connection may be idle. This is less than the worker's `keep_alive_timeout`, after
+which the worker closes it.
+"""
 MAX_WAITING = 256 * 1024
-"""Bytes of a response that are buffered for a slow client before reading from the worker is
-paused.
+"""Reading from the worker pauses while more than this many bytes of a response are buffered for a
+slow client.
 """
 PIECE_BYTES = 64
-"""Memory overhead of a chunk, in bytes."""
+"""Memory overhead of each buffered chunk, in bytes."""
 MAX_HEADER_BYTES = 64 * 1024
-"""Maximum bytes of headers or chunk framing without any body bytes in between."""
+"""Maximum size of headers or chunk framing without any body bytes in between, in bytes."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -41,9 +44,9 @@ Headers = list[tuple[bytes, bytes]]
 class WorkerDisconnected(Exception):
     """The worker has closed the connection, or cannot be reached.
 
-    sent: the worker may have received the request.
-    begun: part of a response had arrived.
-    stale: the connection had been idle. The worker may have closed it only for that reason.
+    sent: True if the worker may have received the request.
+    begun: True if a part of the response had arrived.
+    stale: True if the connection had been idle. The worker may have closed it only for that reason.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Head:
 
 
 class _Wire(asyncio.Protocol):
-    """One connection, which handles one request at a time."""
+    """One connection to a worker, which handles one request at a time."""
 
     def __init__(self) -> None:
         self.head: Head | None = None
@@ -159,7 +162,9 @@ class _Wire(asyncio.Protocol):
             self._transport.write(body)
 
     async def answered(self) -> Head:
-        """Wait for the response's status and headers. Raises WorkerDisconnected."""
+        """Wait for the status and headers of the response and return them. Raises
+        WorkerDisconnected.
+        """
         while self.head is None:
             if self.lost:
                 raise WorkerDisconnected(self.lost, begun=bool(self._headers))
@@ -167,9 +172,9 @@ class _Wire(asyncio.Protocol):
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the response's body in chunks as received.
+        """Yield chunks of the response's body as they arrive.
 
-        Raises WorkerDisconnected if the response is incomplete.
+        Raises WorkerDisconnected if the connection is lost before the body is complete.
         """
         while True:
             while self._pieces:
@@ -196,7 +201,7 @@ class _Wire(asyncio.Protocol):
         return sent and whole and self._framed and self._kept
 
     def close(self) -> None:
-        """Close the connection immediately, so that the worker notices that its client has
+        """Close the connection immediately, which tells the worker that the client has
         disconnected.
         """
         if self._transport is not None:
@@ -225,7 +230,9 @@ class _Wire(asyncio.Protocol):
 
 
 class Upstream:
-    """A pool of connections to the worker at `host`:`port`. `tls` verifies its certificate."""
+    """A pool of connections to the worker at `host`:`port`. If `tls` is set, connections use it and
+    verify the certificate.
+    """
 
     def __init__(
         self,
@@ -245,12 +252,12 @@ class Upstream:
     async def exchange(
         self, method: bytes, head: bytes, body: bytes | bytearray = b"", again: bool = True
     ) -> AsyncIterator[tuple[Head, AsyncIterator[bytes]]]:
-        """Send a request, and yield the response's headers and its body as it arrives.
+        """Send a request. Yield the headers of the response, and its body as it arrives.
 
         If the context ends before the body does, the connection is closed.
 
-        Raises WorkerDisconnected. With `again`, the request is first sent once more on a new
-        connection if the old one was stale and no part of a response had arrived.
+        Raises WorkerDisconnected. With `again`, the request is first sent once more over a new
+        connection, if the first connection was stale and no part of a response had arrived.
         """
         wire = self._acquire()
         if wire is None:
@@ -277,7 +284,7 @@ class Upstream:
             self._release(wire)
 
     def drop(self) -> None:
-        """Close every connection. Requests in flight raise WorkerDisconnected."""
+        """Close all connections. Requests in flight raise WorkerDisconnected."""
         for wire in self._busy:
             wire.close()
         self._end_idle()
@@ -319,7 +326,11 @@ class Upstream:
 
 
 def parse_worker(url: str, option: str = "--workers") -> tuple[str, str, int]:
-    """Split a server's URL, with or without /v1, into (name, host, port). Raises ConfigError."""
+    """Return the name, host and port of a server from its URL, with or without /v1. Raises
+    ConfigError.
+
+    option: the command-line option, for the error message.
+    """
     shown = shown_url(url)
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")

@@ -1,7 +1,7 @@
-"""LoRA adapters by the names that clients use.
+"""LoRA adapters, by the names that clients use.
 
-The engine identifies adapters by number. A name exists from when every rank has loaded the adapter
-until it is unloaded. Its memory is freed when the last request that uses it has finished.
+The engine identifies adapters by number. An adapter has a name from when every rank has loaded it
+until it is unloaded. Its memory is freed once the last request that uses it has finished.
 Everything runs on one event loop, so there are no locks.
 """
 
@@ -29,7 +29,7 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A loaded adapter."""
+    """A loaded LoRA adapter, with the memory that it takes."""
 
     name: str
     folder: str
@@ -39,7 +39,11 @@ class Adapter:
 
 
 class AdapterRegistry:
-    """Up to `most` adapters, including unloaded ones that requests in flight still use."""
+    """Loads and unloads LoRA adapters.
+
+    At most `most` adapters exist at a time, including unloaded ones that requests in flight still
+    use.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,9 @@ class AdapterRegistry:
         most: int = 0,
         wanted: Mapping[str, str] = NOTHING,
     ) -> None:
-        """`wanted` has the directories by name that `load_wanted` loads."""
+        """Create a registry without adapters. wanted: directories by name, which `load_wanted`
+        loads.
+        """
         self.changes = changes
         self._wanted = wanted
         self._most = most
@@ -58,7 +64,7 @@ class AdapterRegistry:
 
     @property
     def loaded(self) -> Sequence[Adapter]:
-        """The adapters in the order of loading."""
+        """The loaded adapters, oldest first."""
         return list(self._named.values())
 
     @property
@@ -69,12 +75,12 @@ class AdapterRegistry:
         return self._named.get(name)
 
     def check(self, ref: AdapterRef) -> None:
-        """Raise NotFound if the adapter was unloaded after its request was read."""
+        """Raise NotFound if the adapter was unloaded after its request was parsed."""
         if ref.number and all(each.ref != ref for each in self._named.values()):
             raise NotFound("the adapter was unloaded meanwhile", "model", "model_not_found")
 
     async def load_wanted(self) -> None:
-        """Load the adapters that the server was started with. Raises StartupError."""
+        """Load the adapters from --lora. Raises StartupError if one cannot be loaded."""
         for name, folder in self._wanted.items():
             try:
                 await self.load(name, folder)
@@ -82,8 +88,9 @@ class AdapterRegistry:
                 raise StartupError(f"--lora {name}={folder}: {error.message}") from None
 
     async def load(self, name: str, folder: str) -> Adapter:
-        """Load the adapter in `folder`, and return once requests may use it. Raises
-        InvalidRequest.
+        """Load the adapter in `folder`, and return it once requests may use it.
+
+        Raises InvalidRequest if it cannot be loaded or the name is taken.
         """
         self._check_new(name, folder)
         self._busy.add(name)
@@ -99,9 +106,10 @@ class AdapterRegistry:
         return made
 
     def unload(self, name: str) -> None:
-        """Remove an adapter's name immediately.
+        """Remove an adapter's name immediately, and free its memory once its requests have
+        finished.
 
-        Its memory is freed once its requests have finished. Raises NotFound.
+        Raises NotFound if there is no such adapter.
         """
         if (gone := self._named.pop(name, None)) is None:
             raise NotFound(f"there is no adapter {name[:200]!r}", "lora_name", "model_not_found")

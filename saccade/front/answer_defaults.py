@@ -1,7 +1,7 @@
-"""The defaults for answers from a checkpoint's generation_config.json.
+"""Defaults of request fields from a checkpoint's generation_config.json.
 
-`families/unread_fields.py` lists the fields of that file that are ignored. All others are rejected
-when the model is loaded.
+`families/unread_fields.py` lists the fields of that file that are ignored. All other unknown fields
+are rejected when the model is loaded.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from saccade.core.types import LARGEST, STORED_SAMPLING, SamplingParams
 from saccade.families.checkpoint import Section, read_json
 
 OPENAI = SamplingParams(temperature=1.0, max_tokens=LARGEST)
-"""OpenAI's defaults, with answers as long as the context allows."""
+"""The defaults of OpenAI's API. Answers may be as long as the context allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDefaults:
-    """Defaults for the fields that a request leaves out."""
+    """The defaults for fields that a request leaves out."""
 
     sampling: SamplingParams = OPENAI
     # `banned` applies to every answer, `no_repeat` only to requests without such a rule

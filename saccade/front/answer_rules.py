@@ -1,7 +1,7 @@
-"""Rules that a client sets for an answer in addition to sampling.
+"""Rules for an answer that a client can set in addition to sampling parameters.
 
 They concern forbidden tokens and words, the length of reasoning, how the text ends, truncation of
-the prompt, and priority. This module checks them and translates them to tokens.
+the prompt, and priority. This module checks them and converts words to tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_NGRAM = 256
-"""If a prompt repeats one token, each token of the repetition costs a scan of this length, once."""
+"""If a prompt consists of one repeated token, each of its tokens costs a scan of this length,
+once.
+"""
 MAX_SPARED_TOKENS = 1024
 MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """The rules, with vLLM's names. Raises InvalidRequest that names the field."""
+    """The rules, under vLLM's field names. Raises InvalidRequest that names the field."""
 
     allowed_token_ids: tuple[int, ...] = ()
     # texts that the answer must not contain at the start of a word or after a space
@@ -71,7 +73,7 @@ class AnswerRules:
             )
 
     def tokens(self, tokenizer: Tokenizer, begun: bool) -> TokenRules:
-        """Return the rules in tokens. `begun` is True if the prompt has already opened the
+        """Convert the rules to token ids. begun: True if the prompt has already opened the
         reasoning.
 
         Raises InvalidRequest for a bad word that has no tokens.
@@ -90,7 +92,7 @@ class AnswerRules:
         return NO_RULES if rules == NO_RULES else rules
 
     def named_tokens(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yield the token ids that the client listed, by field."""
+        """Yield (field, token ids) for each field in which the client lists tokens."""
         yield "allowed_token_ids", self.allowed_token_ids
         if self.no_repeat_ngram is not None:
             yield "vllm_xargs.whitelist_token_ids", self.no_repeat_ngram.spared
@@ -100,7 +102,9 @@ NO_ANSWER_RULES = AnswerRules()
 
 
 def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the tokens that open and close reasoning, or None if the tokenizer lacks them."""
+    """Return the ids of the tokens that open and close reasoning, or None if the tokenizer has no
+    such tokens.
+    """
     for tags in THOUGHTS:
         opened, closed = (tokenizer.backend.token_to_id(tag) for tag in (tags.open, tags.close))
         if opened is not None and closed is not None:
@@ -109,9 +113,9 @@ def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
-    """Yield a word's tokens at the start of a text and after a space.
+    """Yield the tokens of a word at the start of a text and after a space.
 
-    As in vLLM, the second is included only if it has the same length and a different first token.
+    As in vLLM, the second is left out unless it has the same length and a different first token.
     """
     word = word.lstrip() or word
     plain = tuple(tokenizer.encode(word))

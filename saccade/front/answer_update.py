@@ -1,4 +1,4 @@
-"""The updates of an answer, which the request manager sends to the API handlers."""
+"""The updates of an answer that the request manager sends to API handlers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
 
 @dataclass(frozen=True, slots=True)
 class FoundImage:
-    """How an image of a request was obtained, and its cost.
+    """In which cache an image of a request was found, and what it cost.
 
-    The times in milliseconds are 0 unless the work was done for this request.
+    Times in milliseconds are 0 unless the work was done for this request.
     """
 
     image: int  # index in the request
@@ -49,10 +49,10 @@ class FoundImage:
 
 
 class CachedTokens(NamedTuple):
-    """The prompt tokens that were found in the prefix cache."""
+    """How many prompt tokens were found in the prefix cache, in total and by tier."""
 
     total: int = 0
-    restored: tuple[tuple[Tier, int], ...] = ()  # those that were not on the device, by tier
+    restored: tuple[tuple[Tier, int], ...] = ()  # cached tokens not on the device, by tier
 
 
 NONE_CACHED = CachedTokens()
@@ -60,12 +60,12 @@ NONE_CACHED = CachedTokens()
 
 @dataclass(frozen=True, slots=True)
 class AheadReport:
-    """What was precomputed for a request of a session, and where its prompt differs from the
-    previous one.
+    """Which tokens were computed before a request of a session arrived, and where its prompt
+    differs from the previous one.
     """
 
     prepared: int = 0  # prompt tokens that were computed before the request arrived
-    used: int = 0  # those among them that the prompt starts with
+    used: int = 0  # how many of these are the start of the prompt
     changed: str = ""  # the first message that differs from the previous prompt, and how
     advice: str = ""  # advice for the client on how to avoid the difference
 
@@ -77,7 +77,7 @@ NOTHING_AHEAD = AheadReport()
 class AnswerUpdate:
     """The text and tokens of one answer since its previous update.
 
-    The last update of an answer has `finish`.
+    The last update of an answer has `finish` set.
     """
 
     choice: int  # index of the answer, from 0 to n - 1
@@ -107,7 +107,7 @@ class AnswerUpdate:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The progress of an answer in flight."""
+    """The progress of an answer that is being generated."""
 
     seconds: float  # since the request arrived
     prompt_tokens: int

@@ -1,7 +1,7 @@
-"""Build a `RequestManager` from options. The HTTP server and `LLM` use it.
+"""Builds a `RequestManager` from options, for the HTTP server and for `LLM`.
 
-This loads the checkpoint's spec, tokenizer and chat template, and creates the media code and the
-engine process.
+Loads the checkpoint's spec, tokenizer and chat template, and creates the media code and the
+connection to the engine process.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 POOLED_OUTPUT_BYTES = 64 * MIB
-"""Memory for cached results of embeddings, scores and decisions."""
+"""Maximum memory for cached embeddings, scores and decisions, in bytes."""
 UNPROVEN = "only a few prompts were compared with transformers at load"
 UNUSUAL = 61, 67
-"""An image size that is not cached yet. Computing its recipe starts the helper process before the
-first image arrives.
+"""An image size (height, width) that is not cached. Its preprocessing is computed early, to start
+the helper process before the first image arrives.
 """
 
 
@@ -66,8 +66,10 @@ def build_front(
 ) -> RequestManager:
     """Build a `RequestManager`, which the caller then starts.
 
-    `early` is the engine process, if it was started before. `plugins` are those that requests may
-    use. Call this on a running event loop. Raises StartupError for unusable files or options.
+    early: the engine process, if it was started before.
+    plugins: the plugins that requests may use.
+
+    Call this on a running event loop. Raises StartupError for unusable files or options.
     """
     with readable(model):
         return _assemble(model, serving, early, plugins)
@@ -126,7 +128,9 @@ def _assemble(
 def find_task(
     wanted: Pooling, folder: Path, spec: FamilySpec, tokenizer: Tokenizer
 ) -> Scoring | None:
-    """Return the scoring task, or None. Raises ConfigError if the model does not support it."""
+    """Return how the model embeds or ranks, or None if it only generates. Raises ConfigError if the
+    model does not support `wanted`.
+    """
     files = read_pooling(folder)
     trained = spec.templates.late is not None or (files is not None and files.task is not None)
     if wanted == "none" or (wanted == "auto" and not trained):
@@ -137,7 +141,8 @@ def find_task(
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Return the size of the pixel arena in bytes: one memory page for a model without images.
+    """Return the size of the pixel arena in bytes. For a model without images, it is one memory
+    page.
 
     Raises ConfigError if the model's largest image, as uint8 RGB, does not fit.
 
@@ -162,13 +167,13 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
 
 
 def describe_media_limits(media: MediaOptions) -> tuple[tuple[str, str], ...]:
-    """Describe the limits on received images in words, as (name, value) pairs."""
+    """Return the limits on received images as (name, value) pairs, for the start-up report."""
     processes = f"{media.workers} process" + ("es" if media.workers > 1 else "")
     return (("sent images", f"{media.max_image_pixels} pixels at most, decoded by {processes}"),)
 
 
 def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, dict[str, Any]]:
-    """Return the options of plugins that extend the engine, by plugin name."""
+    """Return the options of the plugins that extend the engine, by plugin name."""
     return {
         plugin.name: msgspec.to_builtins(serving.of(option_groups()[plugin]))
         for plugin in plugins
@@ -177,7 +182,9 @@ def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, 
 
 
 def check_proven(spec: FamilySpec, folder: Path, settings: ParitySettings) -> None:
-    """Raise ConfigError if no test covers the architecture, unless the user allows it."""
+    """Raise ConfigError if no test compares the architecture with transformers, unless --parity
+    allows that.
+    """
     if not (name := spec.unproven):
         return
     if settings.parity == "auto":
@@ -192,10 +199,9 @@ def check_proven(spec: FamilySpec, folder: Path, settings: ParitySettings) -> No
 def parity_check(
     front: RequestManager, model: str, options: ServeOptions
 ) -> Callable[[], Awaitable[None]] | None:
-    """Return the function that implements `--parity generate`, to be called once the front has
-    started.
+    """Return a function that implements `--parity generate`, or None if that option is not set.
 
-    Returns None without that option. Raises ConfigError if no plugin implements it.
+    Call it after the front has started. Raises ConfigError if no plugin implements the option.
     """
     if options.of(ParitySettings).parity != "generate":
         return None
@@ -206,7 +212,9 @@ def parity_check(
 
 
 def _metadata_folder(tiers: TierSettings) -> Path | None:
-    """Return the directory for image metadata, if embeddings are cached on disk."""
+    """Return the directory for metadata of media files, or None if embeddings are not cached on
+    disk.
+    """
     disk = tiers.embedding_disk
     if disk is None or disk.nbytes == 0:
         return None
@@ -216,8 +224,8 @@ def _metadata_folder(tiers: TierSettings) -> Path | None:
 
 
 def check_role(role: Role, spec: FamilySpec, adapters: AdapterSettings) -> None:
-    """Raise ConfigError if a role other than all is used with adapters, or with a model without a
-    vision encoder.
+    """Raise ConfigError if a role other than all is combined with adapters, or with a model that
+    has no vision encoder.
     """
     if role != "all" and adapters.lora:
         raise ConfigError(f"--lora: adapters are for --role all, not for {role}")

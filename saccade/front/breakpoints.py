@@ -1,11 +1,12 @@
-"""Cache breakpoints: up to where and for how long a client wants the prompt kept in the caches.
+"""Cache breakpoints: up to where, and for how long, a client wants its prompt to be kept in the
+caches.
 
     {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
     {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes
 
 Both are allowed on a part, on a message (meaning after its last part) and on a tool (meaning after
-all tools and the system messages). Their ttl is from a second to a day. A cache hit restarts the
-time.
+all tools and the system messages). Their ttl is between a second and a day. A cache hit restarts
+it.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from saccade.front.fields import Reader
 from saccade.front.unread_fields import AnyFields, IgnoredFields, UnsupportedFields
 
 Lifetime = str
-"""A number of seconds, minutes or hours, such as "30s", "5m" or "12h". `seconds_of` checks it."""
+"""A number of seconds, minutes or hours, such as "30s", "5m" or "12h". `seconds_of` parses it."""
 _MAX_NUMBER = 5
 _UNIT = {"s": 1, "m": 60, "h": 3600}
 _EPHEMERAL, _EXPLICIT = 300, 1800
-"""Default seconds of Anthropic's and of OpenAI's breakpoints."""
+"""Default lifetimes of Anthropic's and of OpenAI's breakpoints, in seconds."""
 
 
 class CacheControl(AnyFields):
-    """Anthropic's breakpoint: keep the prompt up to here."""
+    """Anthropic's cache breakpoint: keep the prompt up to here in the caches."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: Lifetime | None = None
 
 
 class PromptCacheBreakpoint(AnyFields):
-    """OpenAI's breakpoint: keep the prompt up to here.
+    """OpenAI's cache breakpoint: keep the prompt up to here in the caches.
 
     `ttl` defaults to the ttl in `prompt_cache_options`, or to 30m.
     """
@@ -80,18 +81,18 @@ _MARKED: Reader[Marked] = Reader(Marked)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One breakpoint. It is after part `part`, or after message `message`, or after the tools."""
+    """One breakpoint: after a part, after a message, or after the tools."""
 
     place: str  # path in the client's request
     seconds: int | None  # None: as in `prompt_cache_options`, or 30 minutes
-    strict: bool  # Anthropic's; more than four are an error
+    strict: bool  # it is Anthropic's, of which more than four are an error
     message: int | None = None
     part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """A request's cache settings, in addition to its breakpoints."""
+    """The cache settings of a request that apply to its entire prompt."""
 
     seconds: int = 0  # how long to keep the whole prompt; 0: not at all
     default: int = _EXPLICIT  # seconds for breakpoints without a time
@@ -106,9 +107,10 @@ NO_CACHE_REQUEST = CacheRequest()
 
 
 def seconds_of(ttl: str, place: str) -> int:
-    """Return the seconds in a duration such as 5m.
+    """Convert a duration such as 5m to seconds.
 
-    Raises InvalidRequest if it is malformed or longer than a day.
+    place: the path of the object that contains it. Raises InvalidRequest if the duration is
+    malformed or longer than a day.
     """
     number, unit = ttl[:-1], ttl[-1:]
     is_time = len(number) <= _MAX_NUMBER and number.isdecimal() and unit in _UNIT
@@ -123,8 +125,8 @@ def seconds_of(ttl: str, place: str) -> int:
 
 
 def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None) -> Mark:
-    """Read the breakpoint of a part or message. Raises InvalidRequest if its lifetime is malformed
-    or longer than a day.
+    """Convert the breakpoint of a part or message to a `Mark`. Raises InvalidRequest if its ttl is
+    malformed or longer than a day.
     """
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:
@@ -136,22 +138,25 @@ def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None)
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
-    """Read Anthropic's breakpoint at `place`. Raises InvalidRequest if its lifetime is malformed or
-    longer than a day.
+    """Convert Anthropic's breakpoint at `place` to a `Mark`. Raises InvalidRequest if its ttl is
+    malformed or longer than a day.
     """
     seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return Mark(place, seconds, True, None, part)
 
 
 def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
-    """Read the breakpoints on a request's tools. Raises InvalidRequest if one is malformed."""
+    """Return the breakpoints on the tools of a request. Raises InvalidRequest if one is
+    malformed.
+    """
     given = ((f"tools[{index}]", tool) for index, tool in enumerate(tools or ()))
     marks = (loose_mark(tool, place) for place, tool in given if isinstance(tool, Mapping))
     return tuple(mark for mark in marks if mark is not None)
 
 
 def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -> Mark | None:
-    """Read the breakpoint from an object that has no schema, such as a tool.
+    """Return the breakpoint in an object that has no schema, such as a tool, or None if it has
+    none.
 
     Raises InvalidRequest if it is malformed.
     """
@@ -166,8 +171,12 @@ def read_cache_request(
     diagnose: bool,
     family: str,
 ) -> CacheRequest:
-    """Read the cache fields of a request. Raises InvalidRequest if a lifetime is malformed or
-    longer than a day.
+    """Convert the cache fields of a request. Raises InvalidRequest if a ttl is malformed or longer
+    than a day.
+
+    retention: `prompt_cache_retention`.
+    diagnose: explain why the prefix cache held less than it could.
+    family: `prompt_cache_key`.
     """
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
@@ -186,11 +195,11 @@ def read_cache_request(
 
 
 def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]:
-    """Return the breakpoints that are used, in order: the last four, including the one at the end
-    of the prompt if the request sets it.
+    """Return the last four breakpoints in order, including one at the end of the prompt if the
+    request sets it.
 
-    Raises InvalidRequest for more than four Anthropic breakpoints, as Anthropic's API does.
-    OpenAI's remain in a conversation as it grows, so the last ones are used.
+    Raises InvalidRequest for more than four of Anthropic's breakpoints, as Anthropic's API does.
+    OpenAI's accumulate while a conversation grows, so only the last ones are used.
     """
     every = list(marks)
     if cache_request.seconds and not any(mark.place == cache_request.place for mark in every):

@@ -19,8 +19,9 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineChanges:
-    """Sends changes to the engine, and waits for the results. `tell` sends a message, and may raise
-    EngineUnavailable.
+    """Sends changes to the engine and waits for the results.
+
+    tell: sends a message to the engine. It may raise EngineUnavailable.
     """
 
     def __init__(self, tell: Callable[[ToEngine], None]) -> None:
@@ -37,15 +38,18 @@ class EngineChanges:
     async def pause(self, mode: PauseMode) -> None:
         """Pause the engine, and return once it computes nothing.
 
-        `mode` is what happens to requests in flight. abort: they fail. wait: they are finished
-        first. keep: they continue after the pause.
+        mode: what happens to requests in flight. abort: they fail. wait: they are finished first.
+        keep: they continue after the pause.
         """
         id = next(self._ids)
         self.paused = True
         await self._request(id, Pause(id, mode))
 
     async def resume(self) -> None:
-        """Resume, and return once requests are computed again. Raises InvalidRequest if asleep."""
+        """End a pause, and return once the engine computes requests again.
+
+        Raises InvalidRequest if memory is released, because `wake` must be called first.
+        """
         if self.asleep:
             raise InvalidRequest(
                 f"asleep ({', '.join(self.asleep)}): wake the server first (POST /wake_up)"
@@ -55,9 +59,11 @@ class EngineChanges:
         await self._request(id, Resume(id))
 
     async def update_weights(self, folder: str) -> bool:
-        """Switch to the checkpoint in `folder`. The engine must be paused.
+        """Replace the model's weights with those of the checkpoint in `folder`. The engine must be
+        paused.
 
-        Returns True if cached image embeddings stay valid. Raises InvalidRequest.
+        Returns True if cached image embeddings stay valid. Raises InvalidRequest if the weights
+        cannot be loaded.
         """
         changed = await self.request_change(Change("weights", folder=folder))
         self._update_asleep(changed)
@@ -68,10 +74,11 @@ class EngineChanges:
     async def sleep(
         self, memory: Sequence[Memory], mode: PauseMode, *, lightly: bool = False
     ) -> None:
-        """Pause the engine and release memory. If `lightly`, release only weights on an
-        accelerator.
+        """Pause the engine and release `memory`. With `lightly`, release weights only if they are
+        on a GPU.
 
-        Raises InvalidRequest if that is not possible, before any request is affected.
+        mode: as for `pause`. Raises InvalidRequest, before any request is affected, if this is not
+        possible.
         """
         trial = Change("may sleep", memory=tuple(memory), lightly=lightly)
         changed = await self.request_change(trial)
@@ -86,9 +93,10 @@ class EngineChanges:
             raise InvalidRequest(changed.error, None, "cannot_sleep")
 
     async def wake(self, memory: Sequence[Memory]) -> bool:
-        """Allocate released memory again, and end the pause once the engine has all of it.
+        """Allocate released memory again. End the pause once the engine has all of it.
 
-        Returns True if cached image embeddings stay valid. Raises InvalidRequest.
+        Returns True if cached image embeddings stay valid. Raises InvalidRequest if the memory
+        cannot be allocated.
         """
         changed = Changed()
         if self.asleep:
@@ -104,13 +112,15 @@ class EngineChanges:
         self.asleep = changed.asleep
 
     def hear(self, altered: Altered) -> None:
-        """Return the engine's result to the caller that waits for the change."""
+        """Pass the engine's result to the caller that waits for it."""
         waiting = self._asked.pop(altered.id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(altered.changed)
 
     def fail(self, reason: str) -> None:
-        """Fail every pending change with EngineUnavailable, because the engine has failed."""
+        """Fail all changes that wait for a result with EngineUnavailable, because the engine has
+        failed.
+        """
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(EngineUnavailable(reason))

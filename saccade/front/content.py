@@ -1,8 +1,8 @@
-"""Messages and content parts in OpenAI's format, as JSON or as Python objects.
+"""Converts messages and content parts in OpenAI's format, given as JSON or as Python objects.
 
 This module has the schemas of messages and texts, and converts them to `conversation.Message`.
-`image_parts.py` and `video_parts.py` have the other parts, and `unread_fields.py` the fields that
-are not read.
+`image_parts.py` and `video_parts.py` have the other parts. `unread_fields.py` has the fields that
+are not used.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from saccade.front.video_parts import InputVideoPart, VideoPart, VideoURLPart, r
 
 MAX_NAME = 512
 MAX_CALLS = 256
-"""Maximum tool calls in one message."""
+"""Maximum number of tool calls in one message."""
 
 
 # ---- schemas
 
 
 class TextPart(Marked, tag_field="type", tag="text", kw_only=True):
-    """Text in a message."""
+    """A part of a message that contains text."""
 
     text: str
 
 
 class InputTextPart(Marked, tag_field="type", tag="input_text", kw_only=True):
-    """Text, as named in the Responses API."""
+    """A text part with the type name of the Responses API."""
 
     text: str
 
 
 class RefusalPart(Marked, tag_field="type", tag="refusal", kw_only=True):
-    """An earlier answer that was a refusal. The model reads it as text."""
+    """A part with an earlier refusal of the model, which the model reads as text."""
 
     refusal: str
 
@@ -76,7 +76,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class FunctionCall(AnyFields):
-    """A call by the assistant."""
+    """The function that the assistant has called, and its arguments."""
 
     name: Name
     arguments: str | dict[str, Any] = ""
@@ -84,7 +84,7 @@ class FunctionCall(AnyFields):
 
 
 class ToolCall(AnyFields):
-    """An entry of an assistant message's `tool_calls`."""
+    """A tool call in an assistant message."""
 
     function: FunctionCall
     id: Name | None = None
@@ -93,7 +93,7 @@ class ToolCall(AnyFields):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message in any role."""
+    """A message of a chat, in any role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
@@ -142,8 +142,8 @@ _PARTS = json_decoder(list[_Content])
 
 
 _BYTES_PER_TOKEN = 256
-"""Maximum text bytes of a message per token of the context. A message with more is not even
-decoded.
+"""A message with more bytes of text than this for each token of the context is rejected before it
+is decoded.
 """
 
 
@@ -151,10 +151,9 @@ decoded.
 
 
 def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) -> None:
-    """Raise InvalidRequest that names `param` if messages (or items) are certain to exceed the
-    context.
+    """Raise InvalidRequest if messages (or items) are certain to exceed the context.
 
-    This is checked before any message is decoded.
+    This is checked before any message is decoded. param: the field with the messages.
     """
     if len(raws) > context_length:
         has = f"{len(raws)} entries of {param}, each of a token at least"
@@ -166,7 +165,7 @@ def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) 
 
 
 def message_from_json(raw: msgspec.Raw, place: str, defaults: PartDefaults) -> Message:
-    """Read a message of a request. Raises InvalidRequest that names the field below `place`."""
+    """Parse one message of a request. Raises InvalidRequest that names the field below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
     except InvalidRequest as error:
@@ -179,7 +178,8 @@ def message_from_json(raw: msgspec.Raw, place: str, defaults: PartDefaults) -> M
 
 
 def text_bytes(raw: msgspec.Raw) -> int:
-    """Count the bytes of JSON text in a message, without images and without building the message.
+    """Return the number of bytes of JSON text in a message, without images and without decoding all
+    of it.
 
     Returns 0 for a message of an unexpected form.
     """
@@ -196,7 +196,7 @@ def text_bytes(raw: msgspec.Raw) -> int:
 
 
 def message_from_object(given: Mapping[str, Any], place: str) -> Message:
-    """Read a message from Python objects.
+    """Convert a message that consists of Python objects.
 
     A part may also be an image itself (see `source_from_object`). Raises InvalidRequest that names
     the field below `place`, and ImageError for an object that is not an image.
@@ -217,7 +217,7 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
 
 
 def image_part(given: object) -> ContentPart:
-    """Read a content part or an image from Python. Raises InvalidRequest."""
+    """Convert a content part or an image that a Python caller passed. Raises InvalidRequest."""
     if isinstance(given, Mapping):
         return _PART.value(dict(given), "content")
     return ImageObjectPart(image=given)
@@ -226,14 +226,16 @@ def image_part(given: object) -> ContentPart:
 def read_parts(
     content: str | Sequence[str | ContentPart], place: str, defaults: PartDefaults
 ) -> tuple[Part, ...]:
-    """Read content that is not in a message. Raises InvalidRequest that names the field."""
+    """Convert content that is not in a message, such as an input to embed. Raises InvalidRequest
+    that names the field.
+    """
     if isinstance(content, str):
         return (MessageText(content, place),)
     return tuple(_part(part, f"{place}[{i}]", defaults) for i, part in enumerate(content))
 
 
 def _reject_audio(message: object, place: str) -> None:
-    """Raise InvalidRequest for the first audio part, with advice on how to send audio."""
+    """Raise InvalidRequest for the first part with audio, with advice on what to send instead."""
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -282,7 +284,7 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
 
 
 def _missing_content(message: ChatMessage, reasoning: str | None) -> str | None:
-    """Return the content of a message without any: its refusal, or "".
+    """Return the content of a message that has none: its refusal, or "".
 
     Returns None if the message has tool calls or reasoning instead.
     """
@@ -294,7 +296,9 @@ def _missing_content(message: ChatMessage, reasoning: str | None) -> str | None:
 def _shown(
     images: Sequence[str | ImagePart], place: str, defaults: PartDefaults
 ) -> tuple[Part, ...]:
-    """Read the images of the field `images`. Each is a URL, base64, or an image_url part."""
+    """Convert the field `images` of a message to parts. Each image is a URL, base64, or an
+    image_url part.
+    """
     parts = (ImagePart(image_url=each) if isinstance(each, str) else each for each in images)
     return tuple(read_image(part, f"{place}.images[{i}]", defaults) for i, part in enumerate(parts))
 
@@ -304,8 +308,9 @@ def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def _marks(message: ChatMessage, place: str, before: int) -> Iterator[Mark]:
-    """Yield the breakpoints on the parts, which follow `before` other parts, then the message's
-    own.
+    """Yield the breakpoints on the parts of a message, then the one on the message itself.
+
+    before: the number of other parts that precede these.
     """
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if not isinstance(part, str) and _is_marked(part):

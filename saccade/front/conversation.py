@@ -1,4 +1,4 @@
-"""A conversation, as the readers of all APIs build it: messages, parts, tools and cache
+"""The conversation that all APIs convert their requests to: messages, parts, tools and cache
 breakpoints.
 
 Each message and part has its path in the client's request, so that later errors can name it.
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """Text in a message."""
+    """A part of a message that contains text."""
 
     text: str
     place: str = ""  # path in the client's request
 
 
 Part = MessageText | Source | SentFile
-"""A part of a message: text, an image, a video, or a file that is still unopened
+"""A part of a message: text, an image, a video, or a file that has not been opened yet
 (`steps/open_files.py`).
 """
 
@@ -45,10 +45,9 @@ def _characters(values: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
+    """One message of a conversation.
 
-    `fields` are passed to the template unchanged: tool_calls, tool_call_id, name,
-    reasoning_content.
+    fields: passed to the template unchanged: tool_calls, tool_call_id, name, reasoning_content.
     """
 
     role: str
@@ -78,7 +77,9 @@ class Message:
         return self.content if isinstance(self.content, tuple) else ()
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the form that chat templates expect, without absent values."""
+        """Return the message as a dict in the form that chat templates expect, without missing
+        values.
+        """
         message: dict[str, Any] = {"role": self.role, **self.fields}
         if isinstance(self.content, tuple):
             message["content"] = [_for_template(part) for part in self.content]
@@ -97,7 +98,9 @@ def _for_template(part: Part) -> dict[str, Any]:
 
 
 def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an earlier tool call for the template. Arguments in JSON become an object."""
+    """Return an earlier tool call in the form that chat templates expect. Arguments in JSON are
+    decoded.
+    """
     if isinstance(arguments, str):
         try:
             parsed = msgspec.json.decode(arguments)
@@ -110,9 +113,9 @@ def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be rendered with the chat template.
+    """A conversation that the chat template renders.
 
-    Counting its characters takes a while, so a large chat is built in a thread.
+    The constructor counts characters, which is slow, so large chats are constructed in a thread.
     """
 
     messages: tuple[Message, ...]
@@ -163,17 +166,20 @@ class Chat:
 
     @property
     def has_switches(self) -> bool:
-        """True if the request sets reasoning effort, verbosity or thinking."""
+        """True if the request sets reasoning effort, verbosity, or whether to think."""
         return any(each is not None for each in (self.effort, self.verbosity, self.thinks))
 
     @property
     def goes_on(self) -> bool:
-        """True if the chat contains an earlier answer."""
+        """True if the chat contains an earlier answer of the assistant."""
         return len(self.messages) > 1 and any(m.role == "assistant" for m in self.messages)
 
     def place_of(self, message: int, part: int | None) -> str:
-        """Return the path of the tools, of a message's content, or of a part in it, in the client's
-        request.
+        """Return the path, in the client's request, of the tools, of a message's content, or of a
+        part in it.
+
+        message: the index of the message, or `TOOLS`.
+        part: the index of the part; None for the entire content.
         """
         if message == TOOLS:
             return "tools"
@@ -184,4 +190,4 @@ class Chat:
 
 
 NO_CHAT = Chat(())
-"""The conversation of a request whose prompt is a text or tokens."""
+"""An empty conversation, for requests whose prompt is a text or token ids."""

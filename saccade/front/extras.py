@@ -1,4 +1,4 @@
-"""Values that a request carries for plugins. Shared code looks them up by type."""
+"""Values of plugins that are attached to a request. Shared code finds them by type."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import ClassVar, Protocol, TypeVar
 
 
 class Extra(Protocol):
-    """A value of a plugin. NAME is the plugin's name, optionally followed by a dot and the value's
-    own.
+    """A value of a plugin. NAME is the plugin's name, optionally followed by a dot and a name for
+    the value.
     """
 
     NAME: ClassVar[str]
@@ -15,19 +15,19 @@ class Extra(Protocol):
 
 E = TypeVar("E", bound=Extra)
 Extras = tuple[Extra, ...]
-"""At most one value of each type."""
+"""A tuple with at most one value of each type."""
 
 
 def find_extra(extras: Extras, kind: type[E]) -> E | None:
-    """Return the value of this type, or None if there is none."""
+    """Return the value of type `kind`, or None if there is none."""
     return next((each for each in extras if isinstance(each, kind)), None)
 
 
 def extras_of(*given: Extra | None) -> Extras:
-    """Return the arguments without None."""
+    """Return those arguments that are not None."""
     return tuple(each for each in given if each is not None)
 
 
 def with_extra(extras: Extras, value: Extra) -> Extras:
-    """Return extras with `value` added, which replaces another of its type."""
+    """Return the extras with `value` added. It replaces a value of the same type."""
     return (*(each for each in extras if type(each) is not type(value)), value)

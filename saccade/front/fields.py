@@ -1,9 +1,9 @@
-"""Read JSON or Python values into typed fields. HTTP bodies and `LLM` both use it.
+"""Converts JSON or Python values to typed fields, for HTTP bodies and for `LLM`.
 
-This module has the rules that apply to every field: null means "not given", 8.0 is accepted for 8,
+This module has the rules for all fields: null means that a field is not set, 8.0 is accepted for 8,
 integers have 64 bits, and images and videos are addressed by URL, uploaded file or base64. Errors
-have msgspec's messages, prefixed by the path of the field. `param` has this path, too.
-`unread_fields.py` decides about names that no class declares.
+have msgspec's messages, preceded by the path of the field. `param` is this path. `unread_fields.py`
+decides about fields that no class declares.
 """
 
 from __future__ import annotations
@@ -30,43 +30,45 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 FrameCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]  # -1: all
 
 _MAX_DROPPED = 32
-"""Maximum number of unknown fields without effect that are ignored in one value."""
+"""Maximum number of unknown fields in one value that are ignored because they have no effect."""
 _NOT_EMPTY = re.compile(
     r"Expected `(?:array|str|object)` of length <= 0|Expected `str \| object \| array \| null`"
 )
 
 _VERBATIM = frozenset({"arguments", "input", "input_schema", "schema"})
-"""Objects of the client's own, in which null is kept because it has a meaning."""
+"""Fields with objects that the client defines. Null in them is kept because it has a meaning."""
 
 _CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")
 _AUDIO = "audio is not supported: this model reads images and text"
 UNSEEN = {
     **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
 }
-"""Content part types of other models, with what to do instead."""
+"""Types of content parts that only other models support, with what to send instead."""
 _TAG = re.compile(r"Invalid value '(\w+)'")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 _STEP = re.compile(r"\[(\d+)\]|\.?([^.\[]+|\[\.\.\.\])")
 _QUOTED = re.compile(r"Expected `(?:int|float|bool)\b.*, got `str`")
 _SEARCHED, _MAX_ESCAPES = 4 << 20, 1 << 16
-"""Bytes of a text, and escapes in it, that are searched for an unpaired surrogate."""
+"""How many bytes of a JSON text, and how many escapes in it, are searched for an unpaired
+surrogate.
+"""
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-"""One escape, or a pair of surrogates. The group matches an unpaired surrogate. The pattern starts
-with a literal character, which makes the search fast.
+"""Matches one escape, or a pair of surrogates. The group matches an unpaired surrogate. The pattern
+starts with a literal character, which makes the search fast.
 """
 
 
 class Reader(Generic[V]):
-    """Reads values of one type. Its decoder and schema are built at first use, because a server has
-    390 readers.
+    """Converts values to one type. The decoder and schema are built at first use, because a server
+    has 390 readers.
     """
 
     def __init__(self, kind: Any) -> None:
-        """`kind` is any type that msgspec can decode."""
+        """Create a reader for `kind`, which can be any type that msgspec supports."""
         self._kind = kind
 
     @cached_property
@@ -78,7 +80,7 @@ class Reader(Generic[V]):
         return inspect.type_info(self._kind)
 
     def json(self, raw: bytes | bytearray | msgspec.Raw, path: str) -> V:
-        """Decode a JSON text. Raises InvalidRequest that names the field below `path`."""
+        """Decode JSON. Raises InvalidRequest that names the field below `path`."""
         try:
             return self._decoder.decode(raw)
         except msgspec.ValidationError as error:
@@ -114,7 +116,9 @@ class Reader(Generic[V]):
 
 
 def _normalize(value: Any) -> Any:
-    """Return `value` without null keys, and with integers instead of integral floats."""
+    """Return `value` without keys whose value is null, and with integers instead of integral
+    floats.
+    """
     if isinstance(value, dict):
         return {
             key: each if key in _VERBATIM else _normalize(each)
@@ -127,8 +131,8 @@ def _normalize(value: Any) -> Any:
 
 
 def _drop_unread(value: Any, message: str) -> bool:
-    """Delete the unknown field that msgspec's message names, if it has no effect. Return True if
-    deleted.
+    """Delete the unknown field that msgspec's message names, if it has no effect. Returns True if
+    it was deleted.
     """
     text, place = _split_path(message)
     field = _UNKNOWN.match(text)
@@ -147,7 +151,11 @@ def _drop_unread(value: Any, message: str) -> bool:
 def not_json(
     error: Exception, raw: bytes | bytearray | msgspec.Raw, path: str = ""
 ) -> InvalidRequest:
-    """Return the error for a text that is not valid JSON."""
+    """Return the error for text that is not valid JSON.
+
+    error: the decoder's exception.
+    path: the path of the text in the body; "" if it is the body.
+    """
     at = path or "the body"
     if isinstance(error, RecursionError):
         why = f"{at} is nested too deeply"
@@ -159,7 +167,7 @@ def not_json(
 
 
 def _unpaired_surrogate(raw: bytes | bytearray | msgspec.Raw) -> str:
-    """Return the first surrogate escape that is not part of a pair, or ""."""
+    """Return the first surrogate escape in JSON text that is not part of a pair, or ""."""
     for escape in islice(_ESCAPE.finditer(memoryview(raw)[:_SEARCHED]), _MAX_ESCAPES):
         if escape[1] is not None:
             return f"\\u{escape[1].decode()}"
@@ -167,9 +175,9 @@ def _unpaired_surrogate(raw: bytes | bytearray | msgspec.Raw) -> str:
 
 
 def _split_path(message: str) -> tuple[str, str]:
-    """Split msgspec's message into the text and the path at its end.
+    """Split a message of msgspec into the text, and the path at its end.
 
-    The text may quote the client's input, so the split is made from the end.
+    The text may quote the client's input, so the message is split from the end.
     """
     text, _, place = message.rpartition(" - at ")
     place = place.removeprefix("key in ")
@@ -179,13 +187,14 @@ def _split_path(message: str) -> tuple[str, str]:
 
 
 def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
-    """Convert msgspec's message to an error that names the field first, and has it in `param`.
+    """Convert a message of msgspec to an error whose text starts with the field's path, which is
+    also its `param`.
 
-    If the schema allows only certain values, the message lists them. `path` is the location of the
-    value that the schema describes.
+    schema: the type of the decoded value. If it allows only certain values, the error lists them.
+    path: the path of the decoded value.
 
-    A field with a single allowed value is reported as unsupported, since it belongs to a feature
-    that this server lacks.
+    A field with a single allowed value is reported as unsupported, because it belongs to a feature
+    that this server does not have.
     """
     text, place = _split_path(message)
     below = place.replace("[...]", "")
@@ -223,8 +232,9 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 def unsupported(
     path: str, instead: str = "", code: str = "unsupported_parameter"
 ) -> InvalidRequest:
-    """Return the error for a field that is not supported. instead: advice that is added to the
-    message.
+    """Return the error for a field that is not supported.
+
+    instead: advice to append to the message.
     """
     path = path if len(path) <= 200 else path[:200] + "..."
     advice = f": {instead}" if instead else ""
@@ -237,8 +247,9 @@ def unknown(path: str, instead: str = "") -> InvalidRequest:
 
 
 def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
-    """Return the error for a value that is not in `choices`. instead: advice that is added to the
-    message.
+    """Return the error for a value that is not one of `choices`.
+
+    instead: advice to append to the message.
     """
     *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
     allowed = f"{', '.join(most)} or {last}" if most else last
@@ -250,9 +261,11 @@ def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
 def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
     """Return the error for a prompt that leaves no space for an answer.
 
-    For a chat, the message also suggests smaller images. Clients recognize the error by its first
-    words. Some search the Python `repr` of the whole error, so the message must not contain double
-    quotes: `repr` would then escape the apostrophe.
+    has: the length of the prompt, in words.
+    chat: also suggest smaller images.
+
+    Clients recognize the error by its first words. Some search the Python `repr` of the whole
+    error, so the message must not contain double quotes: `repr` would then escape the apostrophe.
     """
     advice = (
         "shorten it, send fewer images, or smaller ones (detail: low, or max_pixels)"
@@ -269,7 +282,7 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """Return the allowed values of the field at this path of names, without null.
+    """Return the values that a schema allows for the field at the path `names`, without null.
 
     The list is empty if the field's type does not enumerate its values.
     """
@@ -294,13 +307,14 @@ def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
 _BASE64_SEEN = 512
-"""Characters at the start of a URL that are inspected to distinguish bare base64 from a URL."""
+"""How many characters at the start of a URL are inspected to distinguish it from bare base64."""
 
 
 def address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
-    """Return the address from one of two fields, whose names are `names`.
+    """Return the address of an image or file from one of two fields. names: the names of the two
+    fields.
 
-    Raises InvalidRequest unless exactly one is given.
+    Raises InvalidRequest unless exactly one of them is set.
     """
     if file_id is not None and url is not None:
         raise InvalidRequest(
@@ -318,7 +332,8 @@ def image_address(
 ) -> str | FileId | Digest:
     """Return the address of an image, which may also be the digest of stored bytes.
 
-    Raises InvalidRequest unless exactly one is given.
+    names: the names of the fields `file_id` and `url`. Raises InvalidRequest unless exactly one of
+    the three is set.
     """
     if digest is None:
         return address(file_id, url, place, *names)
@@ -331,13 +346,17 @@ def image_address(
 
 
 def image_url(given: str) -> str:
-    """Return the URL without surrounding white space. Bare base64 becomes a data: URL."""
+    """Return the URL without surrounding white space. Base64 without a prefix becomes a data:
+    URL.
+    """
     given = given.strip()
     bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
     return f"data:;base64,{given}" if bare else given
 
 
 def missing(path: str, others: Sequence[str] = ()) -> InvalidRequest:
-    """Return the error for a missing required field. `others` are alternatives to it."""
+    """Return the error for a required field that is missing. others: fields that can be set
+    instead.
+    """
     words = " or ".join(["this parameter", *others])
     return InvalidRequest(f"{path}: {words} is required", path, "missing_required_parameter")

@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 DigestName = Annotated[str, Meta(pattern="^(blake3|sha256)-[0-9a-f]{64}$")]
-"""The digest of bytes that the client has sent."""
+"""The digest of bytes that the client has sent before."""
 ContentHash = Annotated[str, Meta(pattern="^(sha256[:-])?[0-9a-fA-F]{64}$")]
 Corners = Annotated[list[Integer], Meta(min_length=4, max_length=4)]
-"""[x0, y0, x1, y1], from the left and top of the upright image."""
+"""[x0, y0, x1, y1] in pixels, from the left and top of the image after EXIF rotation."""
 
 
 # ---- schemas
@@ -54,7 +54,7 @@ class Pixels(IgnoredFields, kw_only=True):
 
 
 class ImageSizeOptions(MarkedMedia, kw_only=True):
-    """The options of `Pixels`, next to the image in its part."""
+    """Options for an image that are next to it in its part, instead of inside its object."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -93,20 +93,20 @@ class UploadedFile(Pixels, kw_only=True):
 
 
 class InlineSource(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
-    """An image's bytes in base64, as in Anthropic's Messages."""
+    """The bytes of an image in base64, in the format of Anthropic's Messages."""
 
     data: str
     media_type: str | None = None  # ignored, because the bytes determine the type
 
 
 class LinkedSource(IgnoredFields, tag_field="type", tag="url", kw_only=True):
-    """An image's URL, as in Anthropic's Messages."""
+    """The URL of an image, in the format of Anthropic's Messages."""
 
     url: str
 
 
 class UploadedSource(IgnoredFields, tag_field="type", tag="file", kw_only=True):
-    """An uploaded image, as in Anthropic's Messages."""
+    """The id of an uploaded image, in the format of Anthropic's Messages."""
 
     file_id: str
 
@@ -132,7 +132,9 @@ class SourcedPart(ImageSizeOptions, kw_only=True):
 
 
 class ImagePart(ImageSizeOptions, tag_field="type", tag="image_url", kw_only=True):
-    """An image in a message. Its pixels may be limited in the part or inside `image_url`."""
+    """A part of a message that contains an image. Options may be in the part or inside
+    `image_url`.
+    """
 
     image_url: str | ImageURL | None = None
     # the client's name for the image, which can be sent alone while the image is cached
@@ -140,7 +142,7 @@ class ImagePart(ImageSizeOptions, tag_field="type", tag="image_url", kw_only=Tru
 
 
 class InputImagePart(ImageSizeOptions, tag_field="type", tag="input_image", kw_only=True):
-    """An image, as named in the Responses API."""
+    """An image part with the type name of the Responses API."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -158,7 +160,7 @@ class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
 
 
 class ImageFilePart(ImageSizeOptions, tag_field="type", tag="image_file", kw_only=True):
-    """An uploaded image in a message."""
+    """A part of a message that refers to an uploaded image."""
 
     image_file: UploadedFile
     """The uploaded or inline image."""
@@ -181,7 +183,7 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """The content of an image or file part."""
+    """The image or file that a part refers to, in whatever format the part has."""
 
     url: Address
     inside: ImageURL | UploadedFile | None = None  # the object around the address
@@ -190,7 +192,7 @@ class Named(NamedTuple):
 
 
 def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageSource | SentFile:
-    """Read an image or file part of any type.
+    """Convert an image or file part of any type to a source.
 
     Raises InvalidRequest that names the field below `place`, and ImageError for an object that is
     not an image.
@@ -273,10 +275,10 @@ _SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
 
 
 def _sourced(part: SourcedPart, place: str, name: str) -> Address:
-    """Return the address of a part.
+    """Return the address of a part's image or file, which may be in one of several fields.
 
-    Raises InvalidRequest if it has several addresses. If it has none, the error names the part's
-    own field.
+    name: the part's main field, which the error names if the part has no address. Raises
+    InvalidRequest if the part has none or several.
     """
     given = _addresses(part)
     if not given:
@@ -325,10 +327,10 @@ def _budget(
     place: str,
     defaults: PartDefaults,
 ) -> Budget:
-    """Return a part's size options, which may be inside the image's object or next to it.
+    """Return the size options of an image, which may be inside its object or next to it in the
+    part.
 
-    Without any, return the request's. Raises InvalidRequest if both set the same option
-    differently.
+    If the part has none, return the request's. Raises InvalidRequest if the two places differ.
     """
     within = _NO_OPTIONS if inside is None else inside
     sizes = within.min_pixels, beside.min_pixels, within.max_pixels, beside.max_pixels
@@ -350,13 +352,16 @@ _NO_OPTIONS = UploadedFile()
 def _region(
     inside: ImageURL | UploadedFile, beside: ImageSizeOptions, place: str
 ) -> ImageRegion | None:
-    """Return the region of the image to show. Raises InvalidRequest if two fields differ."""
+    """Return the region of the image to show, or None for the whole image.
+
+    Raises InvalidRequest if the two places for this option differ.
+    """
     corners = _either("region", inside.region, beside.region, place)
     return None if corners is None else region_of(corners, place)
 
 
 def region_of(corners: list[int], place: str) -> ImageRegion:
-    """Convert the `corners` of a part at `place` to a region."""
+    """Convert the option `region` of the part at `place`."""
     left, top, right, bottom = corners
     return ImageRegion(left, top, right, bottom, f"{place}.region")
 

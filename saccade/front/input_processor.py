@@ -1,4 +1,4 @@
-"""Convert a client's request to one for the engine: `InputProcessor.prepare`.
+"""Converts a client's request to a request for the engine (`InputProcessor.prepare`).
 
 `step_order.py` has the steps and their order. Each step is in `front/steps/` or in a plugin, and
 handles one feature.
@@ -50,8 +50,9 @@ class InputProcessor:
     ) -> None:
         """Build the steps for one model.
 
-        `answer_format` is how the model writes tool calls and reasoning, `model` its name and
-        directory. `plugins` are those whose steps requests may use.
+        answer_format: how the model writes tool calls and reasoning.
+        model: the model's name and directory.
+        plugins: those whose steps requests may use.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -77,13 +78,15 @@ class InputProcessor:
         return self.steps.step(LimitAnswer)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run long work in a thread, so that the event loop can serve other requests, and return
-        its result.
+        """Run `work` in a thread and return its result, so that the event loop can serve other
+        requests.
         """
         return await self.prompts.in_thread(work)
 
     async def warm_up(self) -> None:
-        """Do the work that would delay the first chat: scanning a large vocabulary takes 0.15 s."""
+        """Compute values that would delay the first chat. Scanning a large vocabulary takes
+        0.15 s.
+        """
         await self.in_thread(lambda: self.tokenizer.longest_token)
 
     async def prepare(
@@ -93,9 +96,9 @@ class InputProcessor:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
-        """Do everything for `request` that is possible before an image is decoded.
+        """Prepare a request for the engine, up to but not including the decoding of its images.
 
-        `budget` counts the bytes that are fetched for it. Raises a RequestError that names the
+        budget: counts the bytes that are fetched for it. Raises a RequestError that names the
         field.
         """
         preparation = Preparation(
@@ -117,10 +120,11 @@ class InputProcessor:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> Prompt:
-        """Read the prompt without preparing an answer.
+        """Return the prompt of a request without preparing an answer, for example to count its
+        tokens.
 
-        The text must fit the context. With images, the prompt may be up to `READABLE` times as
-        long. Raises a RequestError that names the field.
+        A text must fit in the context. A prompt with images may be up to `READABLE` times as long.
+        Raises a RequestError that names the field.
         """
         preparation = Preparation(request, context_length, client, budget, time.monotonic())
         for step in self.order.joined(preparation, "prompt"):
@@ -137,7 +141,7 @@ class InputProcessor:
     def prompt(
         self, request: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
-        """Build the prompt for the engine from encoded text and opened images."""
+        """Build the engine's prompt from tokenized text and opened images."""
         prompt = self.steps.step(Tokenise).widened(request, encoded, opened)
         if not request.chat.marks and request.cache == NO_CACHE_REQUEST:
             return prompt

@@ -1,5 +1,6 @@
-"""Late interaction: the prompts of models with a vector per token (`core.family.LateInteraction`),
-and how well the vectors of a query match those of a page (MaxSim).
+"""Late interaction: prompts of models that return one vector per token
+(`core.family.LateInteraction`), and the MaxSim score between the vectors of a query and those of a
+page.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from saccade.media.sources.source import ImageSource, SentFile
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 MAX_VALUES = 1 << 24
-"""Maximum values in all vectors of a request: 64 MiB in float32."""
+"""Maximum number of values in all vectors of a request, which are 64 MiB in float32."""
 MAX_PRODUCTS = 1 << 22
-"""Maximum inner products in memory at a time, because a query may be an image: 16 MiB."""
+"""Maximum number of inner products computed at a time, which are 16 MiB in float32. A query may be
+an image, so it can have many vectors.
+"""
 EVERY_TOKEN = PromptReading(last=MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class LateScoring:
-    """The prompts of one model, and its scores. width: values per vector."""
+    """Builds the prompts of one late interaction model, and computes scores. width: values per
+    vector.
+    """
 
     width: int
     template: ChatTemplate
@@ -37,11 +42,13 @@ class LateScoring:
 
     @property
     def max_tokens(self) -> int:
-        """The maximum number of prompt tokens, and so of vectors, in a request."""
+        """The maximum number of prompt tokens in a request, which is also its maximum number of
+        vectors.
+        """
         return min(MAX_TOKENS, MAX_VALUES // self.width)
 
     def read_tokens(self, tokens: tuple[int, ...], place: str, salt: str = "") -> ReadRequest:
-        """Build the request for the vectors of a prompt without template."""
+        """Build a request for the vectors of these tokens, without a template."""
         return read_request(tokens, place, EVERY_TOKEN, salt)
 
     def read(
@@ -53,10 +60,10 @@ class LateScoring:
         instruction: str | None = None,
         page: bool = False,
     ) -> ReadRequest:
-        """Build the request for the vectors of a text, which is a query, or of one image.
+        """Build a request for the vectors of a text, which is a query, or of one image.
 
-        An image may be one page of a document. page: it must be an image. Raises InvalidRequest for
-        anything else, as these models were trained without, and for an instruction.
+        The image may be one page of a document. page: only accept an image. Raises InvalidRequest
+        for other content and for an instruction, because these models were not trained with them.
         """
         if instruction:
             raise InvalidRequest(
@@ -82,16 +89,16 @@ class LateScoring:
         return replace(asked, request=replace(asked.request, template=self.template))
 
     def scores(self, queries: Sequence[WasRead], pages: Sequence[WasRead]) -> list[float]:
-        """Return each page's score for its query, or for the only one.
+        """Return the score of each page for its query. A single query is used for all pages.
 
-        Pages are compared one by one, so a score does not depend on the others.
+        Pages are compared one by one, so a score does not depend on the other pages.
         """
         asked = queries if len(queries) == len(pages) else [queries[0]] * len(pages)
         return [max_sim(query.values, page.values) for query, page in zip(asked, pages)]
 
 
 def _image(part: Part) -> ImageSource | SentFile | None:
-    """Return the only image that a part shows, without text, or None."""
+    """Return a part as a single image without text, or None if it is anything else."""
     if isinstance(part, SentFile) and len(part.view.pages) == 1:
         return replace(part, view=replace(part.view, shown="bare"))
     return part if isinstance(part, ImageSource) else None

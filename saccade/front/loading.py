@@ -1,5 +1,5 @@
-"""Show the progress of start-up: one updated line in a terminal, otherwise a line for each stage
-and every few seconds.
+"""Shows the progress of start-up. In a terminal, it is one line that is updated. Otherwise a line
+is printed for each stage and every few seconds.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from saccade.ipc.messages import Loading
 
 LINE_SECONDS = 2.0
-"""Minimum interval of printed lines within a stage."""
+"""Minimum interval between printed lines within a stage."""
 
 
 class LoadingView:
-    """A context manager that shows loading as a progress line, which is removed at the end.
+    """A context manager that shows the progress of loading. In a terminal, the progress line is
+    removed at the end.
 
-    `lines` decides what happens if the output is not a terminal. True: print a line per stage and
-    every `LINE_SECONDS`. False: print nothing.
+    lines: if the output is not a terminal, print a line per stage and every `LINE_SECONDS`. If
+    False, print nothing.
     """
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:
@@ -43,11 +44,11 @@ class LoadingView:
         self.close()
 
     def close(self) -> None:
-        """Remove the progress line."""
+        """Remove the progress line from the terminal."""
         self._bar.stop()
 
     def show(self, loading: Loading) -> None:
-        """Show the progress of start-up. The first call displays the progress line."""
+        """Show the progress of start-up."""
         description = describe(loading)
         if self._console.is_terminal:
             self._bar.start()
@@ -63,7 +64,7 @@ class LoadingView:
 
 
 def describe(loading: Loading) -> str:
-    """Describe the stage of start-up, with its progress if known."""
+    """Return a description of the stage of start-up, with its progress if known."""
     if not loading.total:
         return loading.stage
     unit, name = (1e9, "GB") if loading.total >= 1e9 else (1e6, "MB")

@@ -1,7 +1,7 @@
-"""Objects that are passed on as the client wrote them, such as tools and response formats.
+"""Checks objects that are passed on as the client wrote them, such as tools and response formats.
 
-This module checks their field names by the rules of `unread_fields.py`. `text/grammar/` reads their
-meaning. Imported only for requests with such objects.
+This module checks the names of their fields by the rules of `unread_fields.py`. `text/grammar/`
+interprets them. Imported only for requests with such objects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from saccade.text.grammar.constraint import OutputConstraint, read_constraint
 from saccade.text.grammar.tools import Tool, not_run, read_each, read_tool
 
 Members = Mapping[str, Any]
-"""Field names, each with the `Members` of the object in it, or None if any value is passed on."""
+"""Names of fields, each with the `Members` of the object in the field, or None if any value is
+accepted.
+"""
 
 JSON_SCHEMA: Members = dict.fromkeys(("description", "name", "schema", "strict"))
 RESPONSE_FORMAT: Members = {"type": None, "schema": None, "json_schema": JSON_SCHEMA}
@@ -46,7 +48,7 @@ _UNSEEN: Members = dict.fromkeys(
         "title",
     )
 )
-"""Fields of a tool that are never shown to the model."""
+"""Fields of a tool that the model never sees."""
 FUNCTION: Members = {
     **_UNSEEN,
     **dict.fromkeys(("description", "name", "parameters", "strict")),
@@ -61,10 +63,10 @@ TOOL_CHOICE: Members = {**_NAMED, "allowed_tools": {"mode": None, "tools": _NAME
 
 
 def read_members(value: Any, members: Members, path: str) -> Any:
-    """Return an object, or a list of objects, without the unknown fields that have no effect.
+    """Return an object, or a list of objects, without unknown fields that have no effect.
 
     Any other value is returned unchanged. Raises InvalidRequest for the first unknown field that
-    might have an effect.
+    may have an effect.
     """
     if isinstance(value, list | tuple):
         return [read_members(each, members, f"{path}[{i}]") for i, each in enumerate(value)]
@@ -83,8 +85,8 @@ def read_members(value: Any, members: Members, path: str) -> Any:
 
 
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """Read a chat's tools. Raises InvalidRequest that names the field. A tool that is not a
-    function is such an error.
+    """Convert the tools of a chat. Raises InvalidRequest that names the field, also for tools that
+    are not functions.
     """
     return read_each(tools, _tool)
 
@@ -97,12 +99,17 @@ def _tool(tool: Any, path: str) -> Tool:
 
 
 def read_choice(choice: Any) -> Any:
-    """Read a chat's `tool_choice`. Raises InvalidRequest for an unknown field in it."""
+    """Return the `tool_choice` of a chat without unknown fields. Raises InvalidRequest if one may
+    have an effect.
+    """
     return read_members(choice, TOOL_CHOICE, "tool_choice") if isinstance(choice, dict) else choice
 
 
 def read_form(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """Read the response format. Raises InvalidRequest for an invalid or unknown field."""
+    """Return the output format that a request requires, or None if any text is allowed.
+
+    Raises InvalidRequest for an invalid or unknown field.
+    """
     known = {"response_format": RESPONSE_FORMAT, "structured_outputs": STRUCTURED_OUTPUTS}
     read = {name: read_members(fields.get(name), known[name], name) for name in known}
     return read_constraint({**fields, **read})

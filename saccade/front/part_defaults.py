@@ -1,7 +1,7 @@
-"""A request's fields that apply to all its images, videos and documents.
+"""Fields of a request that apply to all of its images, videos and documents.
 
-This module has the schema of `mm_processor_kwargs`, and computes the defaults of parts that set no
-values themselves.
+This module has the schema of `mm_processor_kwargs`, and computes the defaults of parts that do not
+set these values.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from saccade.front.video_parts import NO_VIDEO_DEFAULTS, MediaReading, Rate, Vid
 from saccade.media.content import Budget, Detail
 
 MAX_PAGES = 1000
-"""Maximum pages that one request may list."""
+"""Maximum number of pages that one request may list."""
 PageNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class DocumentOptions(Struct, forbid_unknown_fields=True):
-    """Options for PDFs, which only this server has."""
+    """Options for PDFs. Other servers do not have them."""
 
     documents: PageView | None = None
     """How the model sees a PDF's pages: text, images, both, or bare images without page numbers."""
@@ -72,7 +72,7 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PartDefaults:
-    """The defaults of a request's images, videos and documents."""
+    """The options of a request for images, videos and documents that do not set their own."""
 
     # for images without their own limits
     image: Budget = Budget()  # noqa: RUF009 - frozen
@@ -86,7 +86,9 @@ class PartDefaults:
         media: MediaReading | None,
         documents: DocumentOptions | None = None,
     ) -> PartDefaults:
-        """Read `mm_processor_kwargs`, `media_io_kwargs` and `saccade`."""
+        """Convert the fields `mm_processor_kwargs`, `media_io_kwargs` and `saccade` of a
+        request.
+        """
         given = limits or ImageLimits()
         reading = None if media is None else media.video
         video = VideoDefaults(
@@ -108,7 +110,7 @@ class PartDefaults:
         return cls(image, video, view)
 
     def budget(self, detail: Detail | None, least: int | None, most: int | None) -> Budget:
-        """Return an image's own limits, with the request's for those that it leaves out."""
+        """Return the size limits of one image: its own limits, completed with the request's."""
         own = self.image
         return Budget(
             detail or "auto",
@@ -122,7 +124,9 @@ NO_DEFAULTS = PartDefaults()
 
 
 def _one(name: str, *given: int | None) -> int | None:
-    """Return a limit that can be set in several fields. Raises InvalidRequest if they differ."""
+    """Return a limit that can be set in several fields, or None. Raises InvalidRequest if their
+    values differ.
+    """
     found = {each for each in given if each is not None}
     if len(found) > 1:
         where = "mm_processor_kwargs"

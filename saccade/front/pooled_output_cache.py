@@ -1,4 +1,4 @@
-"""An LRU cache of pooled outputs.
+"""An LRU cache of pooled outputs (embeddings, scores and decisions).
 
 A pooled output involves no sampling, so it can be reused for an identical request. Everything runs
 on one event loop, so there are no locks.
@@ -11,14 +11,15 @@ from collections import OrderedDict
 from saccade.core.types import PooledOutput
 
 ENTRY_BYTES = 256
-"""Bytes of an entry in addition to its values."""
+"""Approximate memory of an entry in addition to its values, in bytes."""
 
 
 class PooledOutputCache:
-    """Pooled outputs by key, up to `limit` bytes. The least recently used is evicted first.
+    """Stores pooled outputs by key, up to `limit` bytes. The least recently used ones are evicted
+    first.
 
-    `epoch` counts calls of `clear`. Results that were started before a call are not stored after
-    it.
+    `epoch` counts the calls of `clear`. An output that was computed before such a call is not
+    stored after it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,7 +37,7 @@ class PooledOutputCache:
         return found
 
     def put(self, name: bytes, pooled_output: PooledOutput, epoch: int) -> None:
-        """Store a pooled output, unless the cache was cleared after `epoch`."""
+        """Store a pooled output, unless the cache was cleared since `epoch`."""
         size = len(pooled_output.values) + ENTRY_BYTES
         if epoch != self.epoch or size > self._limit or name in self._kept:
             return

@@ -1,7 +1,7 @@
 """A request while it is being prepared, and the result.
 
 Prompt            tokens, spans and images, as the engine needs them
-Preparation       the request and what the steps (`front/steps/`) have computed so far
+Preparation       the request, and what the steps (`front/steps/`) have computed so far
 PreparedRequest   a request that is ready for the engine
 """
 
@@ -28,7 +28,9 @@ from saccade.text.answer.reasoning import Where
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as the engine needs it: each image placeholder is expanded to the image's length."""
+    """A prompt as the engine needs it. Each image placeholder is expanded to as many tokens as the
+    image has.
+    """
 
     tokens: tuple[int, ...]
     spans: tuple[Span, ...] = ()
@@ -44,7 +46,9 @@ class Prompt:
 
 
 def count_tokens(encoded: EncodedPrompt, opened: Sequence[Opened]) -> int:
-    """Count the tokens of the text and of its images, without the tokens that surround an image."""
+    """Return the number of tokens of a prompt and of its images, without the tokens around
+    images.
+    """
     images = [image for each in opened for image in each.images]
     return len(encoded.tokens) + sum(each.image.num_tokens - 1 for each in images)
 
@@ -56,7 +60,7 @@ class Answers(Protocol):
     def metrics(self) -> Metrics: ...
 
     def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
-        """Yield updates of the answers to the requests as they arrive."""
+        """Submit the requests, and yield updates of their answers as they arrive."""
         ...
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -65,24 +69,24 @@ class Answers(Protocol):
 
 
 class AnswerFollower(Protocol):
-    """Observes the answers to one request, for a plugin."""
+    """Observes the answers to one request on behalf of a plugin."""
 
     def take_update(self, update: AnswerUpdate) -> AnswerUpdate:
-        """Return the update to send to the client: this one, or a modified copy."""
+        """Return the update to send to the client, which is `update` or a modified copy."""
         ...
 
     def end(self, prepared: PreparedRequest, ready: Ready) -> None:
-        """Record that all answers have finished without an error."""
+        """Called when all answers have finished without an error."""
         ...
 
 
 FollowAnswers = Callable[[Answers], AnswerFollower]
-"""Creates the `AnswerFollower` of a request. Called when the request is submitted to the engine."""
+"""Creates the `AnswerFollower` of a request, when the request is submitted to the engine."""
 
 
 @dataclass(slots=True)
 class Preparation:
-    """A request and the results of the steps so far.
+    """A request, and the results of the steps that have prepared it so far.
 
     For a plain text prompt, most fields keep their defaults.
     """
@@ -116,11 +120,11 @@ class Preparation:
         self.request, self.readable = self.asked, self.context_length
 
     def kept_of(self, tokens: int) -> int:
-        """Return how many of `tokens` prompt tokens remain after truncation."""
+        """Return how many of `tokens` prompt tokens remain after the requested truncation."""
         return tokens if self.kept is None else min(tokens, self.kept)
 
     def finish(self) -> PreparedRequest:
-        """Build the request for the engine."""
+        """Return the request for the engine, after all steps have run."""
         request, prompt, cache = self.request, self.prompt, self.request.cache
         made = Request(
             secrets.token_hex(12),
@@ -162,7 +166,7 @@ class Preparation:
 class PreparedRequest:
     """A request that is ready for the engine.
 
-    It is submitted `n` times. Each further answer uses the next seed.
+    The engine gets it `n` times, once for each answer, with a different seed each time.
     """
 
     request: Request
@@ -180,7 +184,9 @@ class PreparedRequest:
     shown_before: ImageKey | None = None
 
     def shown_tokens(self, video: bool) -> int:
-        """Count the prompt tokens of videos, or of still images if `video` is False."""
+        """Return the number of prompt tokens that represent videos, or still images if `video` is
+        False.
+        """
         return sum(
             span.length for span in self.request.spans if self.opened[span.image].of_video == video
         )

@@ -1,7 +1,7 @@
-"""Convert a chat, a text or token ids to the model's tokens.
+"""Converts a chat, a text or token ids to the model's tokens.
 
-A chat is rendered with the chat template. The placeholder of each video in it is then replaced by
-the text for the video's frames.
+A chat is rendered with the chat template. The placeholder of each video is then replaced with the
+text for the video's frames.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONG_TEXT = 8_000
-"""Prompts with more characters than this are rendered and tokenized in a thread. They take about 5
-ms.
+"""Prompts with more characters than this are rendered and tokenized in a thread. This many take
+about 5 ms.
 """
 PREDICTED_CHARS = 16_384
-"""Characters of a predicted answer that are used."""
+"""How many characters at the start of a predicted answer are used."""
 
 _MANY_MESSAGES = 100
 
 _SLACK = 16
 """A template may leave out most of a chat's content. A chat with more than this many times the text
-that fits the context is rejected without being rendered.
+that fits in the context is rejected without being rendered.
 """
 
 _READERS = 2
-"""Threads that read large bodies and long prompts. With more, the event loop would wait longer for
-the interpreter lock, because each of them may hold it first.
+"""Number of threads for large bodies and long prompts. With more, the event loop would wait longer
+for the GIL, because each of them may get it first.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A client's request: `n` answers to one prompt.
+    """A client's request for `n` answers to one prompt.
 
     Raises InvalidRequest for a sampling field out of bounds, before any image is fetched.
     """
@@ -77,7 +77,7 @@ class GenerationRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1  # number of answers
     cache_salt: str = ""
-    # whether the tokenizer adds its special tokens, such as BOS; None: only for a text
+    # whether the tokenizer adds its special tokens, such as BOS; None: only if the prompt is a text
     add_special_tokens: bool | None = None
     # the answers
     silent: bool = False  # report only how each answer ends
@@ -104,24 +104,24 @@ class GenerationRequest:
 
     @property
     def chat(self) -> Chat:
-        """The conversation, which is empty if the prompt is a text or tokens."""
+        """The conversation. It is empty if the prompt is a text or token ids."""
         return self.prompt if isinstance(self.prompt, Chat) else NO_CHAT
 
     @property
     def held(self) -> bool:
-        """True if a grammar constrains the answers, for structured output or for tool calls."""
+        """True if a grammar constrains the answers, because of structured output or tool calls."""
         tools = self.chat.tools
         return self.constraint is not None or (tools is not None and tools.held)
 
     @property
     def field(self) -> str:
-        """The client's name for the field with the prompt."""
+        """The name of the field that contains the prompt in the client's API."""
         return self.names["messages" if isinstance(self.prompt, Chat) else "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as tokens, with one token per image."""
+    """A prompt as tokens, with a single token for each image."""
 
     tokens: list[int]
     reasoning: Where | None = None  # as in `Prompt`
@@ -138,7 +138,7 @@ class PromptEncoder:
         template: ChatTemplate,
         answer_format: AnswerFormat,
     ) -> None:
-        """The arguments are the same as for `InputProcessor`."""
+        """Create an encoder. The arguments are those of `InputProcessor`."""
         self._spec = spec
         self._tokenizer = tokenizer
         self.template = template
@@ -147,15 +147,15 @@ class PromptEncoder:
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run long work in a thread, so that the event loop can serve other requests, and return
-        its result.
+        """Run `work` in a thread and return its result, so that the event loop can serve other
+        requests.
         """
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def encode(
         self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
-        """Encode a prompt as `encode_now` does, in a thread if the prompt is long."""
+        """Tokenize a prompt as `encode_now` does, in a thread if the prompt is long."""
         encode = partial(self.encode_now, request, context_length, videos)
         long = takes_long(request) or sum(map(len, videos)) > _LONG_TEXT
         return await self.in_thread(encode) if long else encode()
@@ -163,10 +163,10 @@ class PromptEncoder:
     def encode_now(
         self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
-        """Encode a prompt as tokens, with one token per image.
+        """Tokenize the prompt of a request, with a single token for each image.
 
-        `videos` has the text for the frames of each video. If it is empty, a single placeholder
-        token is used for each video. Raises InvalidRequest that names the field.
+        videos: the text for the frames of each video. If empty, a single placeholder is used for
+        each video. Raises InvalidRequest that names the field.
         """
         if isinstance(prompt := request.prompt, tuple):
             return EncodedPrompt(self._check_tokens(prompt, request.names["prompt"]))
@@ -176,19 +176,22 @@ class PromptEncoder:
         return EncodedPrompt(self._encode(prompt, request.names["prompt"], context_length, special))
 
     async def predicted(self, prediction: str) -> tuple[int, ...]:
-        """Tokenize the start of a predicted answer, at most `PREDICTED_CHARS` characters."""
+        """Tokenize at most `PREDICTED_CHARS` characters of a predicted answer."""
         text = prediction[:PREDICTED_CHARS]
         encode = partial(self._tokenizer.encode, text, False, PREDICTED_CHARS)
         return tuple(await self.in_thread(encode) if len(text) > _LONG_TEXT else encode())
 
     def render(self, chat: Chat, request: GenerationRequest, context_length: int) -> Rendered:
-        """Render a chat as text. Raises InvalidRequest if it is certain to exceed the context."""
+        """Render a chat. Raises InvalidRequest if it is certain to exceed the context."""
         return self._render(self._given(chat, request, context_length))
 
     def tokens_of(
         self, rendered: Rendered, param: str, context_length: int, special: bool = False
     ) -> list[int]:
-        """Tokenize a rendered chat or a part of it. Raises InvalidRequest that names `param`."""
+        """Tokenize a rendered chat or a part of it. special: add the tokenizer's special tokens.
+
+        Raises InvalidRequest that names `param` if it exceeds the context.
+        """
         self._check_length(rendered.text, param, context_length, True)
         try:
             return self._literals.encode(rendered, special, context_length)
@@ -198,7 +201,9 @@ class PromptEncoder:
     def known_tokens(
         self, rendered: Rendered, known: int, request: GenerationRequest, context_length: int
     ) -> list[int]:
-        """Tokenize a rendered chat, and return the tokens of its first `known` characters."""
+        """Tokenize a rendered chat, and return the tokens that end within its first `known`
+        characters.
+        """
         special = bool(request.add_special_tokens)
         tokens = self.tokens_of(rendered, request.names["messages"], context_length, special)
         ends = accumulate(self._literals.ends(rendered, special), max)
@@ -227,8 +232,8 @@ class PromptEncoder:
         context_length: int,
         videos: Sequence[str] = (),
     ) -> EncodedPrompt:
-        """Encode a chat. Also find where its parts end, if the request has cache breakpoints or
-        asks for cache diagnostics.
+        """Render and tokenize a chat. Also find where its parts end, if the request has cache
+        breakpoints or requests cache diagnostics.
         """
         special = bool(request.add_special_tokens)
         given = self._given(chat, request, context_length)
@@ -256,10 +261,10 @@ class PromptEncoder:
     def _insert_videos(
         self, plain: Rendered, chat: Chat, rules: VideoRules, videos: Sequence[str]
     ) -> tuple[Rendered, Callable[[int], int]]:
-        """Replace each video's placeholder by the text of its frames, or by a single placeholder if
-        the frames are not known yet (`videos` is empty).
+        """Replace the placeholder of each video with the text for its frames. If `videos` is empty,
+        the frames are not known yet, and a single placeholder is inserted.
 
-        Also return a function that maps offsets in `plain` to offsets in the result. Raises
+        Also returns a function that maps offsets in `plain` to offsets in the result. Raises
         InvalidRequest if the template does not show videos as the model expects.
         """
         marks = rules.marks
@@ -283,8 +288,8 @@ class PromptEncoder:
         return rendered, lambda at: at + grown[bisect_left(starts, at)]
 
     def _given(self, chat: Chat, request: GenerationRequest, context_length: int) -> dict[str, Any]:
-        """Return the template's arguments. Raises InvalidRequest if the chat is certain to exceed
-        the context.
+        """Return the arguments for the template. Raises InvalidRequest if the chat is certain to
+        exceed the context.
         """
         if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
             has = f"{chat.num_characters} characters"
@@ -318,8 +323,8 @@ class PromptEncoder:
         return self._literals.render(**given)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """Return the template's variables: the client's own, and those with which the template
-        controls reasoning effort, verbosity and thinking.
+        """Return the template's variables: those of the client, and those that control reasoning
+        effort, verbosity and thinking.
         """
         given: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
         names = self.template.names
@@ -333,7 +338,7 @@ class PromptEncoder:
         return {**known, **chat.variables}
 
     def ignored(self, chat: Chat) -> Iterator[str]:
-        """Yield the request's fields that this model's template does not support.
+        """Yield those fields of the request that the model's template does not support.
 
         A request to turn reasoning off is not ignored by a model that never reasons.
         """
@@ -356,9 +361,7 @@ class PromptEncoder:
         return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raise InvalidRequest for a text that cannot fit in the context, however it is
-        tokenized.
-        """
+        """Raise InvalidRequest if the text cannot fit in the context, however it is tokenized."""
         least = -(-len(text) // self._tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"
@@ -366,7 +369,7 @@ class PromptEncoder:
 
 
 def takes_long(request: GenerationRequest) -> bool:
-    """Return True if the prompt should be rendered and tokenized in a thread."""
+    """Return True if the prompt is so long that it should be rendered and tokenized in a thread."""
     if isinstance(prompt := request.prompt, Chat):
         return len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
     return len(prompt) > _LONG_TEXT

@@ -1,7 +1,7 @@
-"""Requests to read prompts without answering them, and their results: for embeddings, scores and
-decisions.
+"""Requests for values computed from prompts without generating answers, and their results. They are
+used for embeddings, scores and decisions.
 
-`readings.py` reads them.
+`readings.py` executes them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from saccade.front.conversation import Chat
 from saccade.front.prompt_encoder import GenerationRequest
 
 MAX_TOKENS = 1 << 20
-"""Maximum tokens in all prompts of a request, including images."""
+"""Maximum number of tokens in all prompts of a request, including images."""
 LAST_STATE = PromptReading()
 Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A prompt, and the results to compute from it."""
+    """A prompt, and the values to compute from it."""
 
     request: GenerationRequest
     reading: PromptReading
@@ -38,10 +38,10 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedReadRequest:
-    """Prompts with a common prefix.
+    """Several prompts with a common prefix.
 
-    They differ only in the last text of the chat, where each entry of `tails` in turn replaces
-    `mark`.
+    They differ only in the last text of the chat, in which each entry of `tails` in turn replaces
+    the text `mark`.
     """
 
     request: GenerationRequest
@@ -53,19 +53,19 @@ class SharedReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class WasRead:
-    """The pooled output of one prompt, and its token counts."""
+    """The values computed from one prompt, and its token counts."""
 
     values: npt.NDArray[np.float32]  # float32 [C, width]
     tokens: int  # prompt tokens
-    cached: int  # those from the cache
-    written: int  # those now pinned by a cache breakpoint
-    images: int  # those of images
+    cached: int  # prompt tokens from the cache
+    written: int  # prompt tokens newly pinned by a cache breakpoint
+    images: int  # prompt tokens of images
 
 
 def read_request(
     prompt: Chat | tuple[int, ...], place: str, reading: PromptReading = LAST_STATE, salt: str = ""
 ) -> ReadRequest:
-    """Build the request to read a chat or tokens.
+    """Build the request for values computed from a chat or from token ids.
 
     For a chat, the tokenizer adds its special tokens as it does for a text, because embedding
     models were trained that way.
@@ -77,9 +77,9 @@ def read_request(
 
 
 def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
-    """Return the embeddings [N, D], each with length 1.
+    """Return the embeddings [N, D], each scaled to length 1.
 
-    With `dimensions`, each is truncated to its first values and rescaled.
+    dimensions: truncate each embedding to this many values before it is scaled.
     """
     if not read:
         return np.empty((0, dimensions or 0), np.float32)
@@ -89,6 +89,8 @@ def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
 
 
 def rank_scores(read: Sequence[WasRead]) -> list[float]:
-    """Return the probability of each prompt's first label, relative to the sum of both labels'."""
+    """Return the score of each prompt: the probability of its first label, if only its two labels
+    are possible.
+    """
     logits = (each.values[-1].astype(np.float64) for each in read)
     return [float(1.0 / (1.0 + np.exp(min(no - yes, 700.0)))) for yes, no in logits]

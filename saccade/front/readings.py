@@ -1,8 +1,8 @@
-"""Read prompts without answering them: for embeddings, scores and decisions.
+"""Computes values from prompts without generating answers, for embeddings, scores and decisions.
 
-A request may contain many prompts. Their texts are tokenized and checked first, then their images
-are opened, each only once. Cached results are reused without calling the engine, and identical
-prompts of a request are computed once.
+A request may contain many prompts. Their texts are tokenized and checked first. Then their images
+are opened, each only once. Cached results are reused without calling the engine. Identical prompts
+in a request are computed once.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from saccade.media.sources.source import Source
 from saccade.text.prompt.special_tokens import Rendered
 
 MAX_SHARED = 8 * MAX_TOKENS
-"""The limit for prompts with a common prefix, whose tokens count once for each prompt."""
+"""Maximum number of tokens in prompts with a common prefix, which counts once for each prompt."""
 _FEW = 16
-"""Maximum number of prompts that are tokenized on the event loop. More are tokenized in a
-thread.
+"""Maximum number of prompts that are tokenized on the event loop. If there are more, they are
+tokenized in a thread.
 """
 _ONE_TOKEN = SamplingParams(max_tokens=1)
 
 
 class PromptReader:
-    """Reads prompts with one `RequestManager`."""
+    """Executes `ReadRequest`s with one `RequestManager`."""
 
     def __init__(self, front: RequestManager) -> None:
         self._front = front
@@ -60,10 +60,12 @@ class PromptReader:
         budget: MemoryBudget = BOUNDLESS,
         max_tokens: int = MAX_TOKENS,
     ) -> list[WasRead]:
-        """Read each prompt and return the results in order.
+        """Compute the requested values for each prompt, and return the results in order.
 
-        max_tokens: the maximum in all prompts, unless they have a common prefix. Raises a
-        RequestError that names the field.
+        budget: counts the bytes of images that are fetched.
+        max_tokens: the maximum in all prompts, unless they have a common prefix.
+
+        Raises a RequestError that names the field.
         """
         if not isinstance(asked, SharedReadRequest):
             return await self._run(await self._prepare(asked, client, budget, max_tokens))
@@ -123,9 +125,9 @@ class PromptReader:
     async def _prepare_shared(
         self, asked: SharedReadRequest, client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
-        """Tokenize the common prefix once, then each tail.
+        """Tokenize the common prefix once, then the rest of each prompt.
 
-        Each prompt has the same tokens as if it had been sent alone.
+        Each prompt has the same tokens as if it had been sent separately.
         """
         intake, most = self._intake, self._front.check_ready().context_length
         files = intake.steps.step(OpenFiles)
@@ -211,8 +213,8 @@ class PromptReader:
 
 
 def name_of(request: Request) -> bytes:
-    """Return a cache key: equal for requests that read the same prompt in the same way, with the
-    same adapter, for the same tenant.
+    """Return a cache key, which is equal for requests of one tenant for the same values of the same
+    prompt with the same adapter.
     """
     images = [
         (span.start, span.length, span.offset, key.digest, key.settings, key.salt)
@@ -233,9 +235,9 @@ def _joined(runs: Sequence[PooledOutput]) -> PooledOutput:
 def _was_read(
     pooled_output: PooledOutput, request: Request, used: tuple[int, int] | None
 ) -> WasRead:
-    """Decode a pooled output.
+    """Decode a pooled output, and count tokens.
 
-    `used` is the number of cached tokens and of newly pinned ones, or None if the output itself was
+    used: how many tokens were cached, and how many were newly pinned. None if the output itself was
     cached.
     """
     values = np.frombuffer(pooled_output.values, np.float32).reshape(-1, pooled_output.width)

@@ -1,7 +1,7 @@
-"""The requests in flight: submit them to the engine, convert its output to text, and finish each
-request exactly once.
+"""The requests in flight: submits them to the engine, converts its output to text, and finishes
+each request exactly once.
 
-This module also has the engine's state as clients see it. The HTTP server and `LLM` use it.
+Also has the state of the engine as clients see it. The HTTP server and `LLM` use this module.
 Everything runs on one event loop, so there are no locks.
 """
 
@@ -76,23 +76,25 @@ State = Literal["starting", "ready", "stopping", "failed"]
 
 NO_LORAS = AdapterSettings(max_loras=0)
 SCRAPE_SECONDS = 1.0
-"""Timeout for the engine's metrics. If it expires, the last known values are used."""
+"""How long to wait for the engine's metrics before the last known values are used."""
 STALL_LOOK_SECONDS = 0.25
-"""Interval of checks that the engine makes progress while waiting for requests to finish."""
+"""Interval between checks that the engine makes progress, while the server waits for requests to
+finish.
+"""
 
 
 class EngineClient(Protocol):
-    """The front's connection to the engine (`engine.link.EngineProcess`)."""
+    """The connection of the front process to the engine (`engine.link.EngineProcess`)."""
 
     @property
     def stall(self) -> str:
-        """The reason why a running engine makes no progress, or "" if it does."""
+        """Why a running engine makes no progress, or "" if it does."""
         ...
 
     async def start(self, on_progress: Callable[[Loading], None]) -> Ready:
-        """Start the engine. `on_progress` is called with the progress of loading.
+        """Start the engine, and return its `Ready` message.
 
-        Raises StartupError.
+        on_progress: called with the progress of loading. Raises StartupError.
         """
         ...
 
@@ -101,8 +103,8 @@ class EngineClient(Protocol):
         ...
 
     async def receive(self) -> ToFront:
-        """Wait for the engine's next message. Raises EngineUnavailable once the engine has
-        exited.
+        """Wait for the next message from the engine and return it. Raises EngineUnavailable once
+        the engine has exited.
         """
         ...
 
@@ -110,7 +112,9 @@ class EngineClient(Protocol):
 
 
 class _Answer:
-    """One engine request: its text so far, the parser of the text, and its queue of updates."""
+    """One request to the engine: its text so far, the parser of the text, and its queue of
+    updates.
+    """
 
     def __init__(
         self,
@@ -142,7 +146,9 @@ class _Answer:
         return InFlight(age, len(request.tokens), len(request.images), self._num_tokens)
 
     def advance(self, delta: Delta) -> AnswerUpdate:
-        """Return the update for `delta`. `finish` is set if a stop string ends the answer."""
+        """Return the update for `delta`. Its `finish` is also set if a stop string ends the
+        answer.
+        """
         sampling = self.request.sampling
         tokens = delta.tokens
         if delta.finish == "stop" and tokens and not self._reading.with_stop:
@@ -186,7 +192,7 @@ class _Answer:
 
 
 class RequestManager:
-    """Connects clients to one engine. Construct it, then call `start`, and `stop` at the end."""
+    """Connects clients to one engine. Call `start` after the constructor, and `stop` at the end."""
 
     def __init__(
         self,
@@ -224,8 +230,8 @@ class RequestManager:
 
     @cached_property
     def adapters(self) -> AdapterRegistry:
-        """The adapters, and changes to the engine that affect all requests. Created at
-        first use.
+        """The LoRA adapters. Its `changes` sends changes to the engine that affect all requests.
+        Created at first use.
         """
         from saccade.front.adapters import AdapterRegistry
         from saccade.front.changes import EngineChanges
@@ -235,8 +241,8 @@ class RequestManager:
 
     @cached_property
     def pooled_outputs(self) -> PooledOutputCache:
-        """Recent pooled outputs, for prompts that are read without an answer. Created at
-        first use.
+        """A cache of pooled outputs, for prompts that are read without generating answers. Created
+        at first use.
         """
         from saccade.front.pooled_output_cache import PooledOutputCache
 
@@ -249,10 +255,13 @@ class RequestManager:
         on_progress: Callable[[Loading], None] = lambda _: None,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> Ready:
-        """Start the image workers and the engine, and return when the engine is ready.
+        """Start the image workers and the engine, and return the engine's `Ready` message.
 
-        `on_progress` is called with the progress of loading. `check` is awaited before any client
-        is served. It generates answers, and raises if one is wrong. Raises StartupError.
+        on_progress: called with the progress of loading.
+        check: awaited before any client is served. It generates answers, and raises if one is
+            wrong.
+
+        Raises StartupError.
         """
         self.intake.media.start()
         try:
@@ -274,7 +283,9 @@ class RequestManager:
         return ready
 
     async def drain(self, grace: float) -> None:
-        """Reject new requests. Those in flight have `grace` seconds to finish, and then fail."""
+        """Reject new requests, and wait up to `grace` seconds for those in flight. The rest then
+        fails.
+        """
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
         deadline = time.monotonic() + grace
@@ -286,7 +297,7 @@ class RequestManager:
         self._end_all(EngineUnavailable("the server is shutting down"))
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Stop all requests, then the engine and the image workers."""
+        """Drain requests, then stop the engine and the image workers."""
         await self.drain(grace)
         for task in self._tasks:
             task.cancel()
@@ -296,13 +307,13 @@ class RequestManager:
 
     @property
     def health(self) -> tuple[State | Literal["stalled"], str]:
-        """The state, and the reason unless it is "ready"."""
+        """The state of the server, and the reason unless it is "ready"."""
         if self.state == "ready" and (stall := self._engine.stall):
             return "stalled", stall
         return self.state, self.reason
 
     async def scrape(self) -> Metrics:
-        """Return all metrics, including the current ones of the engine."""
+        """Request the engine's current metrics, and return them together with all others."""
         self.metrics.set("saccade_engine_stalled", self.health[0] == "stalled")
         if self.state in ("ready", "stopping") and self._ready is not None:
             self._scraped.clear()
@@ -312,11 +323,11 @@ class RequestManager:
         return self.metrics
 
     def flush(self, embeddings: bool) -> None:
-        """Drop the pooled outputs and the engine's prefix cache and, with `embeddings`, also the
-        image embeddings and the pixels cached for regions.
+        """Drop all pooled outputs, and the engine's prefix cache. With `embeddings`, also drop
+        image embeddings and the pixels that are cached for regions.
 
-        Requests that are submitted later can only use cache entries that requests in flight still
-        hold. Raises EngineUnavailable.
+        Requests that are submitted later only find cache entries that requests in flight still use.
+        Raises EngineUnavailable.
         """
         self.check_ready()
         if "pooled_outputs" in vars(self):
@@ -326,17 +337,16 @@ class RequestManager:
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
-        """Return the information that the engine reported at its start.
-
-        Raises EngineUnavailable unless the engine is ready.
+        """Return the engine's `Ready` message. Raises EngineUnavailable unless the engine is
+        ready.
         """
         if self.state != "ready" or self._ready is None:
             raise EngineUnavailable(self.reason)
         return self._ready
 
     def _check_started(self) -> Ready:
-        """Return the report as `check_ready` does, but also while the first answers are being
-        checked.
+        """Return the engine's `Ready` message as `check_ready` does, but also while `check` (see
+        `start`) is running.
         """
         if self.state == "starting" and self._ready is not None:
             return self._ready
@@ -344,7 +354,7 @@ class RequestManager:
 
     @property
     def proven(self) -> bool:
-        """False if no test compares this architecture's answers with the reference."""
+        """True if tests compare the answers of this architecture with transformers."""
         return not self.intake.spec.unproven
 
     # ---- requests
@@ -355,9 +365,7 @@ class RequestManager:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
-        """Prepare a request as `InputProcessor.prepare` does, within this engine's context
-        length.
-        """
+        """Prepare a request as `InputProcessor.prepare` does, for the engine's context length."""
         most = self._check_started().context_length
         if request.held and self.intake.steps.can_hold:
             self._send_tokenizer()  # while the front prepares the request
@@ -367,7 +375,9 @@ class RequestManager:
         return prepared
 
     def _send_tokenizer(self) -> asyncio.Task[None]:
-        """Send the tokenizer to the engine, which needs it for grammars. Later calls do nothing."""
+        """Send the tokenizer to the engine, which needs it for grammars. Later calls return the
+        same task.
+        """
         if self._tokenizer_sent is None:
             self._tokenizer_sent = asyncio.create_task(self._write_tokenizer())
             self._tasks.add(self._tokenizer_sent)
@@ -380,11 +390,12 @@ class RequestManager:
     async def generate(
         self, *prepared: PreparedRequest, streamed: bool = True
     ) -> AsyncGenerator[AnswerUpdate, None]:
-        """Yield updates of all answers as they arrive, until each answer has had its last.
+        """Submit the requests, and yield updates of all answers as they arrive until every answer
+        has finished.
 
-        Answers are numbered through the `n` answers to each prepared request in turn. With
-        `streamed` False, updates may cover several tokens, to save work. Close the iterator early
-        (`contextlib.aclosing`) to abort unfinished answers.
+        Answers are numbered in order: first the `n` answers to the first request, then those to the
+        next. If `streamed` is False, an update may cover several tokens, which saves work. Close
+        the iterator early (`contextlib.aclosing`) to abort unfinished answers.
 
         Raises the RequestError with which an answer failed.
         """
@@ -434,11 +445,13 @@ class RequestManager:
                 media.release_image(image)
 
     def taken(self, id: str) -> None:
-        """Release the arena slot of an answer's embedding, after it has been sent."""
+        """Release the arena slot of an embedding, after the embedding has been sent. id: the
+        engine's request.
+        """
         self._send(Abort(id))
 
     def in_flight(self, client: Client, most: int) -> list[InFlight]:
-        """Return at most `most` answers in flight, the oldest first.
+        """Return the progress of at most `most` answers in flight, the oldest first.
 
         A client with one of several API keys gets only its own answers.
         """
@@ -447,8 +460,8 @@ class RequestManager:
         return [each.standing for each in islice(shown, most)]
 
     def cancel(self, group: str) -> None:
-        """Stop the answers to a request (`group` is its `PreparedRequest.request.id`) with
-        Cancelled.
+        """Stop the answers to a request, which then raise Cancelled. group: its
+        `PreparedRequest.request.id`.
         """
         for answer in [each for each in self._answers.values() if each.request.group == group]:
             self._send(Abort(answer.request.id))
@@ -456,7 +469,9 @@ class RequestManager:
                 answer.events.put_nowait(Cancelled())
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
-        """Remove an answer. Return False if it had already been removed."""
+        """Remove an answer, and count it in the metrics under `outcome`. Returns False if it was
+        already removed.
+        """
         if self._answers.pop(answer.request.id, None) is None:
             return False
         if answer.request.caching.idle:
@@ -579,10 +594,9 @@ class RequestManager:
         answer.last_news = now
 
     async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Send an image's pixels to the engine.
+        """Decode an image, and send its pixels to the engine.
 
-        Reports an error instead if there is one. The engine then ends every request with this
-        image.
+        If that fails, send the error. The engine then ends every request with this image.
         """
         try:
             names = await self.intake.media.bring(key, slot)
@@ -626,7 +640,9 @@ def _error_of(delta: Delta) -> RequestError:
 def _placed(
     report: CacheReport | None, message_offsets: Sequence[tuple[int, str]]
 ) -> CacheReport | None:
-    """Return the report with the path of the part that contains the first missed token."""
+    """Return the report with the path of the message part that contains the first token missing in
+    the cache.
+    """
     if report is None or report.missed is None:
         return report
     after = bisect_right(message_offsets, report.missed.token, key=lambda offset: offset[0])
@@ -640,12 +656,14 @@ def _without_content(event: AnswerUpdate) -> AnswerUpdate:
 
 
 def _may_stop(prepared: PreparedRequest) -> bool:
-    """Return True if the front, instead of the engine, may detect the end of the answer."""
+    """Return True if the front process may detect the end of the answer before the engine does."""
     return bool(prepared.request.sampling.stop) or prepared.reading.single
 
 
 def _requests(prepared: PreparedRequest, group: str, streamed: bool) -> Iterator[Request]:
-    """Yield an engine request for each answer. They are in one group, and have ascending seeds."""
+    """Yield a request to the engine for each answer. They have the same group, and ascending
+    seeds.
+    """
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)

@@ -1,4 +1,4 @@
-"""Prompts for embedding models and rerankers, worded as in their training
+"""Prompts for embedding models and rerankers, in the form on which they were trained
 (`core.family.ScoreTemplates`).
 
 This module determines which of these tasks a checkpoint supports, and builds the chats that its
@@ -28,7 +28,7 @@ Task = Literal["embed", "rank", "last", "late"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The scoring task of a server, if it has one."""
+    """How a server embeds or ranks. `task` is None if it only generates."""
 
     task: Task | None = None
     templates: ScoreTemplates | None = None
@@ -36,7 +36,7 @@ class Scoring:
     late: LateScoring | None = None  # if the task is "late"
 
     def check_embeds(self) -> None:
-        """Raise InvalidRequest unless the server computes embeddings."""
+        """Raise InvalidRequest unless the model can embed."""
         if self.task not in ("embed", "last", "late"):
             raise InvalidRequest(
                 "this model was not trained to embed: serve a Qwen3-VL-Embedding checkpoint, or "
@@ -46,7 +46,9 @@ class Scoring:
             )
 
     def check_late(self) -> LateScoring:
-        """Raise InvalidRequest unless the model has a vector per token."""
+        """Return the late interaction prompts. Raises InvalidRequest unless the model returns a
+        vector per token.
+        """
         if self.late is None:
             raise InvalidRequest(
                 "this model was not trained for a vector per token: serve a ColQwen checkpoint",
@@ -56,7 +58,9 @@ class Scoring:
         return self.late
 
     def check_single(self, other: str) -> None:
-        """Raise InvalidRequest unless an input has one embedding. other: what returns several."""
+        """Raise InvalidRequest if the model returns a vector per token. other: what the client can
+        call instead.
+        """
         if self.late is not None:
             raise InvalidRequest(
                 f"this model has a vector per token, not one per input: use {other}",
@@ -65,7 +69,7 @@ class Scoring:
             )
 
     def check_ranks(self) -> None:
-        """Raise InvalidRequest unless the server ranks documents."""
+        """Raise InvalidRequest unless the model can rank documents."""
         if self.task not in ("rank", "late"):
             raise InvalidRequest(
                 "this model was not trained to rank: serve a Qwen3-VL-Reranker or a ColQwen "
@@ -75,7 +79,7 @@ class Scoring:
             )
 
     def described(self) -> tuple[tuple[str, str], ...]:
-        """Describe the task in words, as (name, value) pairs."""
+        """Return a description of the task as (name, value) pairs, for the start-up report."""
         words = {
             "embed": "as the checkpoint was trained to make them",
             "last": "the last state of a model that was not trained for it: not calibrated",
@@ -88,7 +92,7 @@ class Scoring:
 
     @property
     def limits(self) -> ImageLimits:
-        """The default pixel limits of images."""
+        """The default size limits of images."""
         own = self.templates
         if own is None or self.task == "last":
             return ImageLimits()
@@ -97,7 +101,7 @@ class Scoring:
     def embed_chat(
         self, content: Sequence[Part], instruction: str | None, query: bool = False
     ) -> Chat:
-        """Build the prompt for an input to embed. `query` is True for a search query."""
+        """Build the prompt for an input to embed. query: it is a search query."""
         own = self.templates
         if own is None or self.task == "last":
             system = instruction
@@ -111,7 +115,7 @@ class Scoring:
     def rank_chat(
         self, query: Sequence[Part], document: Sequence[Part], instruction: str | None
     ) -> Chat:
-        """Build the prompt that asks whether `document` answers `query`."""
+        """Build a prompt that asks the reranker whether `document` answers `query`."""
         own = self.templates
         assert own is not None, "a ranker has templates"
         instruct, before_query, before_document = own.marks
@@ -140,7 +144,11 @@ def _ended(instruction: str) -> str:
 def find_scoring(
     wanted: Pooling, files: PoolingFiles | None, spec: FamilySpec, own: Tokenizer
 ) -> Scoring:
-    """Determine the server's scoring task. Raises ConfigError if the model does not support it."""
+    """Determine how the model embeds or ranks. Raises ConfigError if it does not support `wanted`.
+
+    files: the checkpoint's pooling configuration.
+    own: the checkpoint's tokenizer.
+    """
     if (late := spec.templates.late) is not None and wanted != "none":
         if wanted != "auto":
             raise ConfigError(

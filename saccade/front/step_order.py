@@ -1,7 +1,7 @@
-"""The order of the steps that prepare a request, and which requests each step applies to.
+"""The order of the steps that prepare a request, and the condition under which each step applies.
 
-Steps are ordered so that cheap checks come first. A step's module is imported at the first request
-that the step applies to.
+Cheap checks come first. The module of a step is imported at the first request that the step applies
+to.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ log = logging.getLogger("saccade")
 
 S = TypeVar("S")
 READABLE = 8
-"""A prompt that is to be truncated may be this many times as long as the context."""
+"""A prompt that is to be truncated may have up to this many times the context's tokens."""
 Step = Callable[[Preparation], Awaitable[None]]
-"""One step of preparing a request. Raises a RequestError that names the field."""
+"""One step of preparing a request, which modifies the `Preparation`. Raises a RequestError that
+names the field.
+"""
 Walk = Literal["answer", "prompt"]
-"""answer: prepare a request for an answer. prompt: only read the prompt."""
+"""answer: prepare a request for an answer. prompt: only process the prompt."""
 
 POINTS = (
     "begin",  # plugins rewrite the request
@@ -84,7 +86,9 @@ def is_formed_late(preparation: Preparation) -> bool:
 
 
 def is_held_early(preparation: Preparation) -> bool:
-    """Return True if a grammar constrains the answer, and it does not depend on the images."""
+    """Return True if a grammar constrains the answer and does not depend on the request's
+    images.
+    """
     return preparation.request.held and not is_formed_late(preparation)
 
 
@@ -106,7 +110,7 @@ def has_files(preparation: Preparation) -> bool:
 
 
 def has_rules(preparation: Preparation) -> bool:
-    """Return True if the request or the checkpoint has rules for answers."""
+    """Return True if the request or the checkpoint has rules for the answer's tokens."""
     return preparation.asked.rules is not None or preparation.rules != NO_RULES
 
 
@@ -115,13 +119,13 @@ def has_switches(preparation: Preparation) -> bool:
 
 
 def has_other_length(preparation: Preparation) -> bool:
-    """Return True if the length of the prompt may differ from the length of its encoded text."""
+    """Return True if the prompt may have another length than its tokenized text."""
     longer = preparation.readable != preparation.context_length
     return has_media(preparation) or has_rules(preparation) or longer
 
 
 def goes_on_with_media(preparation: Preparation) -> bool:
-    """Return True for a chat with images or videos that contains an earlier answer."""
+    """Return True for a chat that has images or videos and contains an earlier answer."""
     return has_media(preparation) and preparation.asked.chat.goes_on
 
 
@@ -131,7 +135,7 @@ def has_prediction(preparation: Preparation) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepContext:
-    """What steps are constructed from."""
+    """The objects from which steps are constructed."""
 
     spec: FamilySpec
     tokenizer: Tokenizer
@@ -146,7 +150,9 @@ class StepContext:
     _built: dict[Callable[[StepContext], Any], Any] = field(default_factory=dict)
 
     def step(self, kind: Callable[[StepContext], S]) -> S:
-        """Return the instance of a step's class, which all requests share."""
+        """Return the instance of a step's class, which is created at first use and shared by all
+        requests.
+        """
         if kind not in self._built:
             self._built[kind] = kind(self)
         built: S = self._built[kind]
@@ -154,18 +160,18 @@ class StepContext:
 
 
 class StepOrder:
-    """All steps in order, including the steps of plugins."""
+    """All steps in order, including those of plugins."""
 
     def __init__(self, context: StepContext, plugins: Sequence[Plugin] = ()) -> None:
-        """Sort the rules. Raises ConfigError that names the plugin with an invalid rule."""
+        """Sort all rules. Raises ConfigError that names the plugin if a rule is invalid."""
         rules = [*RULES, *(rule for plugin in plugins for rule in plugin.requests.steps)]
         self._context = context
         self._rules = [(rule, _condition(rule.when)) for rule in sort_rules(rules)]
         log.debug("steps of a request: %s", ", ".join(rule.name for rule, _ in self._rules))
 
     def joined(self, preparation: Preparation, walk: Walk) -> Iterator[Step]:
-        """Yield the steps that apply to a request. Each condition is evaluated after the steps
-        before it have run.
+        """Yield the steps that apply to a request. The condition of a step is evaluated after the
+        steps before it have run.
         """
         for rule, condition in self._rules:
             method = rule.answer if walk == "answer" else rule.read
@@ -175,11 +181,11 @@ class StepOrder:
 
 
 def sort_rules(rules: Sequence[StepRule]) -> list[StepRule]:
-    """Return the rules in order: each after the rule or point that it follows, and before the next
-    point.
+    """Return the rules in order. Each is after the rule or point that it follows, and before the
+    next point.
 
     Rules that follow the same one keep their relative order. Raises ConfigError for a rule that
-    follows an unknown step, or itself through others.
+    follows an unknown step, or follows itself through others.
     """
     behind: dict[str, list[StepRule]] = {}
     for rule in rules:

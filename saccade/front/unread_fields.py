@@ -1,12 +1,13 @@
-"""Fields that clients send but no API reads: which are ignored, and which are rejected.
+"""Fields that clients send but that no API uses: which ones are ignored, and which ones are
+rejected.
 
 The table applies to every API. A field that cannot change an answer is ignored (`IGNORED`,
 `IgnoredFields`). Any other field is accepted with a value that has no effect (`NEUTRAL`; always
-null, false, "", [] and {}), and otherwise rejected with an error that names it.
-`api/body_schema.py` applies this to bodies, `fields.py` to the objects in them, and `members.py` to
-objects that are passed on as received.
+null, false, "", [] and {}). With other values, it is rejected with an error that names it.
+`api/body_schema.py` applies these rules to bodies, `fields.py` to the objects in them, and
+`members.py` to objects that are passed on as received.
 
-Two kinds of objects accept unknown fields: `AnyFields` ignores all of them, and `UnsupportedFields`
+Two types of objects accept unknown fields: `AnyFields` ignores all of them, and `UnsupportedFields`
 all except those that carry images or set their size. All other classes forbid unknown fields
 (`forbid_unknown_fields`).
 """
@@ -24,9 +25,9 @@ Nothing = (
     | Annotated[dict[str, Any], Meta(max_length=0)]
     | None
 )
-"""An empty value, for a field that would otherwise change the prompt."""
+"""An empty value. With any other value, the field would change the prompt."""
 Neutral = Mapping[str, tuple[Any, ...]]
-"""For each field, the values with which it has no effect. Without any, only null."""
+"""For each field, the values that have no effect. If there are none, only null has no effect."""
 
 IGNORED = frozenset(
     {
@@ -96,7 +97,7 @@ IGNORED = frozenset(
         "n_keep",
     }
 )
-"""Fields that cannot change an answer, for any value."""
+"""Fields that never change an answer, whatever their value is."""
 
 NEUTRAL: Neutral = {
     # ---- OpenAI's and Anthropic's
@@ -201,8 +202,8 @@ NEUTRAL: Neutral = {
     "tool_choice": ("auto", "none"),
     "transforms": ([], ["middle-out"]),  # prompts that are too long are rejected
 }
-"""Fields of other servers, grouped by server. A field that the API itself reads takes
-precedence.
+"""Fields of other servers, grouped by server, with the values that have no effect. Fields that the
+API itself uses are not looked up here.
 """
 
 INSTEAD = {
@@ -221,39 +222,41 @@ INSTEAD = {
     "repeat_penalty": "use repetition_penalty",
     "think": "use enable_thinking",
 }
-"""What a client can do instead of sending the field."""
+"""What a client can send or do instead of a rejected field."""
 
 
 def says_nothing(value: object) -> bool:
-    """Return True for a value that has no effect in any unknown field."""
+    """Return True for values that have no effect in any unknown field."""
     return value is None or value is False or value in ("", [], {})
 
 
 def is_one_of(value: object, allowed: Iterable[object]) -> bool:
-    """Return True if `value` is in `allowed`. Unlike in Python, False is not equal to 0."""
+    """Return True if `value` is in `allowed`, where False differs from 0 and True from 1."""
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
     )
 
 
 def changes_nothing(name: str, value: object) -> bool:
-    """Return True if an unknown field of an object cannot change an answer with this value."""
+    """Return True if the unknown field `name` of an object cannot change an answer with this
+    value.
+    """
     return name in IGNORED or says_nothing(value) or is_one_of(value, NEUTRAL.get(name, ()))
 
 
 if TYPE_CHECKING:
     Unread = Any
-    """A subclass may declare the field again, with a specific type."""
+    """For type checkers, because a subclass may declare the field again with a specific type."""
     Uncut = Any
 else:
     Unread = Nothing
     Uncut = str | float | bool | dict[str, Any] | Annotated[list[Any], Meta(max_length=0)] | None
-    """Corners are refused where nothing is cut. Anything else may be a note of the client's."""
+    """A list is rejected: it has the corners of a region to crop. Other values may be notes."""
 
 
 class AnyFields(Struct):
-    """An object whose unknown fields cannot change an answer, such as a cache breakpoint, a note,
-    or data of an earlier answer.
+    """Base class of objects whose unknown fields cannot change an answer and are ignored, such as
+    cache breakpoints, notes, and data of an earlier answer.
     """
 
 
@@ -265,10 +268,10 @@ class Citations(Struct, forbid_unknown_fields=True):
 
 
 class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """An image, a video, a file, or the object with its URL.
+    """Base class of images, videos, files, and the objects with their URLs.
 
-    The fields of this class may have any value, unless a subclass reads them. All others are
-    rejected.
+    The fields of this class may have any value, unless a subclass uses them. All other unknown
+    fields are rejected.
     """
 
     _meta: Any = None  # MCP's
@@ -314,7 +317,11 @@ class SpokenAnswer(AnyFields):
 
 
 class UnsupportedFields(Struct, kw_only=True):
-    """A message, a text, or an item of a conversation."""
+    """Base class of messages, texts, and items of a conversation.
+
+    Unknown fields are ignored, except the fields of this class, which must be empty: they would
+    carry images or set their size.
+    """
 
     # ---- images
     image: Unread = None

@@ -21,14 +21,16 @@ from saccade.media.sources.source import Address, FileId, VideoSource, source_fr
 
 Rate = Annotated[float, Meta(ge=MIN_FPS)]
 FRAMES = "data:video/jpeg;base64,"
-"""Prefix of several JPEG frames in base64, separated by commas, as sent by clients of vLLM."""
+"""Prefix of several JPEG frames in base64, separated by commas. Clients of vLLM send videos in this
+form.
+"""
 VIDEO_OPTIONS = ("fps", "num_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
 MAX_PARTS = 4 * MAX_FRAMES
-"""Maximum entries of a list that are inspected."""
+"""Maximum number of frames in a list that are inspected."""
 
 
 class VideoLook(IgnoredFields, kw_only=True):
-    """How to sample a video."""
+    """Options for sampling the frames of a video."""
 
     # frames per second to take; for a list of frames, the rate at which they were taken
     fps: Rate | None = None
@@ -49,13 +51,13 @@ class VideoURL(VideoLook, kw_only=True):
 
 
 class FrameFile(Struct, forbid_unknown_fields=True):
-    """An uploaded frame, or an uploaded video."""
+    """The id of an uploaded frame, or of an uploaded video."""
 
     file_id: str
 
 
 class MarkedVideo(MarkedMedia, kw_only=True):
-    """A video part, with the options of `VideoLook`."""
+    """Options for a video that are next to it in its part, instead of inside its object."""
 
     fps: Rate | None = None
     num_frames: FrameCount | None = None
@@ -66,7 +68,7 @@ class MarkedVideo(MarkedMedia, kw_only=True):
 
 
 class VideoURLPart(MarkedVideo, tag_field="type", tag="video_url", kw_only=True):
-    """A video in a message."""
+    """A part of a message that contains a video."""
 
     video_url: str | VideoURL
 
@@ -110,14 +112,14 @@ class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`media_io_kwargs`, as in vLLM."""
+    """Options for reading videos, in vLLM's field `media_io_kwargs`."""
 
     video: VideoReading | None = None
     """How to read videos."""
 
 
 class VideoDefaults(Struct, frozen=True, kw_only=True):
-    """A request's options for all its videos."""
+    """The options of a request for all of its videos."""
 
     sized: bool = False  # the request has a `size` for images, which videos cannot use
     fps: float | None = None
@@ -131,7 +133,7 @@ NO_VIDEO_DEFAULTS = VideoDefaults()
 
 
 class Clip(NamedTuple):
-    """The content of a video part."""
+    """The video that a part refers to, in whatever format the part has."""
 
     url: Address | tuple[Address, ...]
     inside: VideoLook | None = None  # the object around the URL
@@ -140,7 +142,9 @@ class Clip(NamedTuple):
 
 
 def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> VideoSource:
-    """Read a video part of any type. Raises InvalidRequest that names the field below `place`."""
+    """Convert a video part of any type to a source. Raises InvalidRequest that names the field
+    below `place`.
+    """
     if defaults.sized:
         raise InvalidRequest(
             "mm_processor_kwargs.size: this applies only to images: for videos, send min_pixels, "
@@ -201,7 +205,9 @@ def _linked(given: str | VideoURL) -> Clip:
 
 
 def _one_address(text: str) -> Address | tuple[Address, ...]:
-    """Return a URL, or a tuple of the frames' URLs if the text contains several frames."""
+    """Return the URL of a video. If the text contains several frames, return a tuple with the URL
+    of each.
+    """
     text = text.strip()
     if text[: len(FRAMES)].lower() == FRAMES:
         frames = text[len(FRAMES) :].split(",", MAX_PARTS)
@@ -227,7 +233,9 @@ def _frame(given: object, place: str) -> Address:
 
 
 def _rate(reading: VideoReading) -> float | None:
-    """Return the frame rate of the video that the frames were taken from, in frames per second."""
+    """Return the frame rate of the video that the frames were taken from, or None if the request
+    does not specify it.
+    """
     if reading.fps is not None:
         return reading.fps
     if reading.total_num_frames is not None and reading.duration is not None:
@@ -238,9 +246,10 @@ def _rate(reading: VideoReading) -> float | None:
 def _video_options(
     inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
 ) -> VideoOptions:
-    """Return a part's options, which may be inside `video_url` or next to it, else the request's.
+    """Return the options of a video, which may be inside `video_url` or next to it in the part.
 
-    Raises InvalidRequest if both set the same option differently.
+    Options that are missing there are the request's. Raises InvalidRequest if the two places
+    differ.
     """
     found: dict[str, Any] = {}
     for name in VIDEO_OPTIONS:

@@ -1,7 +1,7 @@
-"""Boot messages of the engine and its workers.
+"""The first message to the engine process and to each of its workers.
 
-These are in a separate module so that workers start early: importing the types of all other
-messages takes long.
+These types are in a separate module so that workers start early. Importing the types of all other
+messages is slow.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineBoot:
-    """Boot message of the engine."""
+    """The first message to the engine process, which inherits `arena_fd`."""
 
-    arena_fd: int  # inherited; empty until the front has chosen its size
+    arena_fd: int  # inherited; the arena is empty until the front process has chosen its size
     ranks: int  # worker processes to start
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBoot:
-    """Boot message of the worker of `rank`. It inherits both descriptors."""
+    """The first message to the worker process of rank `rank`, which inherits both file
+    descriptors.
+    """
 
     rank: int
     group_fd: int  # the file over which ranks find each other (`parallel.join`)

@@ -1,12 +1,12 @@
-"""Child processes of a server: starting them, exchanging messages with them, detecting their exit,
-and stopping them. This module starts every process of a server.
+"""Child processes of a server: start and stop them, exchange messages with them, and detect their
+exit. This module starts every process of a server.
 
 A child runs a module in a new session, with the root directory as its working directory. It
-inherits one end of a socket pair, a pipe for its exit message, and the descriptors that its boot
-message refers to. Therefore nothing needs a path in the file system. A message on the socket is a
-frame: length, type, msgpack fields. The type is the index of the message's class in a list that
-both ends share. If the parent exits, the kernel kills the child. If the child exits, a pidfd
-notifies the parent at once.
+inherits one end of a socket pair, a pipe for its exit message, and the file descriptors that its
+first message (`boot`) refers to, so no path in the file system is needed. A message on the socket
+is a frame: length, type, msgpack fields. The type is the index of the message's class in a list
+that both processes have. If the parent exits, the kernel kills the child. If the child exits, a
+pidfd notifies the parent at once.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from saccade.ipc.python import start_python
 from saccade.ipc.tied import end_with
 
 HEARTBEAT_SECONDS = 0.5
-"""An end sends a heartbeat this often if it has no other message to send."""
+"""Interval of heartbeats in both directions while no other message is sent."""
 LAST_WORDS_BYTES = 4096
-"""Maximum length of an exit message. A write of this size to a pipe (PIPE_BUF) is atomic, and does
-not wait for a reader.
+"""Maximum size of an exit message, in bytes. Writing this much to a pipe (PIPE_BUF) is atomic, and
+does not wait for a reader.
 """
 
 STARTER = "saccade.ipc.starter"
-"""The module that a child runs first: it ties the child to its parent, then runs the child's own
-module.
+"""The module that a child runs first. It makes the kernel kill the child when its parent exits,
+then runs the module that the child was started for.
 """
 
 _HEADER = struct.Struct("<IB")
@@ -54,14 +54,15 @@ Boot = TypeVar("Boot")
 
 
 class Disconnected(Exception):
-    """The other end has closed its socket or exited, and all messages that it sent before have been
+    """The other process has closed its socket or exited, and all messages that it sent before were
     received.
     """
 
 
 class Codec(Generic[Sent, Received]):
-    """Encodes the messages that one end sends, and decodes those that it receives. Each argument of
-    the constructor is a dataclass or a union of dataclasses.
+    """Encodes the messages that one process sends, and decodes those that it receives.
+
+    Each argument of the constructor is a dataclass or a union of dataclasses.
     """
 
     def __init__(self, sent: Any, received: Any) -> None:
@@ -71,7 +72,7 @@ class Codec(Generic[Sent, Received]):
         ]
 
     def encode(self, message: Sent) -> bytes:
-        """Return the message as a frame."""
+        """Return the message as a frame: length, type and msgpack fields."""
         body = _ENCODER.encode(message)
         return _HEADER.pack(len(body), self._kinds[type(message)]) + body
 
@@ -84,13 +85,16 @@ class Frames(Generic[Sent, Received]):
     """Splits a stream of bytes into messages. The bytes may arrive in chunks of any size."""
 
     def __init__(self, codec: Codec[Sent, Received], longest: int | None = None) -> None:
-        """Set `longest`, the maximum bytes in a message, if the other end is not trusted."""
+        """Create a splitter without buffered bytes.
+
+        longest: the maximum size of a message in bytes. Set it if the sender is not trusted.
+        """
         self._codec = codec
         self._longest = longest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Received]:
-        """Add received bytes and return the messages that they complete.
+        """Add received bytes, and return the messages that are now complete.
 
         Raises ValueError if a message is longer than the maximum, and msgspec's errors if one
         cannot be decoded.
@@ -113,8 +117,8 @@ class Frames(Generic[Sent, Received]):
 
 
 class Channel(Generic[Sent, Received]):
-    """The blocking end of a channel, for a process without an event loop. Any thread may send; only
-    one thread may receive.
+    """One end of a socket pair, with blocking calls, for a process without an event loop. Any
+    thread may send. Only one thread may receive.
     """
 
     def __init__(self, connection: socket.socket, codec: Codec[Sent, Received]) -> None:
@@ -125,7 +129,9 @@ class Channel(Generic[Sent, Received]):
         self._poll.register(connection, POLLIN)
 
     def send(self, message: Sent) -> None:
-        """Send a message. Returns once the kernel has accepted all of it. Raises Disconnected."""
+        """Send a message, and return once the kernel has accepted all of it. Raises
+        Disconnected.
+        """
         frame = self._codec.encode(message)
         try:
             with self._sending:
@@ -134,12 +140,12 @@ class Channel(Generic[Sent, Received]):
             raise Disconnected from error
 
     def receive(self) -> Received:
-        """Wait for the next message. Raises Disconnected."""
+        """Wait for the next message and return it. Raises Disconnected."""
         length, kind = _HEADER.unpack(_read(self._socket, _HEADER.size))
         return self._codec.decode(kind, _read(self._socket, length))
 
     def waiting(self, seconds: float | None = 0.0) -> bool:
-        """Wait up to `seconds` (None: without a limit) until a message arrives or the other end
+        """Wait up to `seconds` (None: without a limit) until a message arrives or the other process
         disconnects.
 
         Returns True if one of these has happened, so that `receive` does not block.
@@ -151,7 +157,9 @@ class Channel(Generic[Sent, Received]):
 
 
 class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
-    """The asyncio end of a channel. Sending never blocks; only one task may receive."""
+    """One end of a socket pair on an event loop. Sending never blocks. Only one task may
+    receive.
+    """
 
     def __init__(self, codec: Codec[Sent, Received], arrived: asyncio.Event | None = None) -> None:
         self.over = False
@@ -169,11 +177,11 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         codec: Codec[Sent, Received],
         arrived: asyncio.Event | None = None,
     ) -> AsyncChannel[Sent, Received]:
-        """Open an end on the running event loop, which takes ownership of the socket.
+        """Open a channel on the running event loop. It takes ownership of the socket.
 
-        `arrived` is an event that is set when there are new messages for `take_messages`, and when
-        the other end disconnects (`over`). Several channels may share one event. If you pass none,
-        `receive` waits for this channel only.
+        arrived: an event that is set when there are new messages for `take_messages`, and when the
+        other process disconnects (`over`). Several channels may share one event. By default, the
+        channel has its own event.
         """
         loop = asyncio.get_running_loop()
         channel: AsyncChannel[Sent, Received] = cls(codec, arrived)
@@ -181,20 +189,20 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return channel
 
     def send(self, message: Sent) -> None:
-        """Queue a message. It is dropped if the other end has disconnected, which `receive`
-        reports.
+        """Queue a message. It is dropped if the other process has disconnected. `receive` reports
+        that.
         """
         self.write(self._codec.encode(message))
 
     def write(self, frame: bytes) -> None:
-        """Queue a frame from `Codec.encode`. Use this to encode a message once and send it to
-        several receivers.
+        """Queue a frame from `Codec.encode`. Use this to encode a message once and send it on
+        several channels.
         """
         if self._transport is not None and not self.over:
             self._transport.write(frame)
 
     async def receive(self) -> Received:
-        """Wait for the next message. Raises Disconnected."""
+        """Wait for the next message and return it. Raises Disconnected."""
         while not self._messages:
             if self.over:
                 raise Disconnected
@@ -210,16 +218,16 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
 
     @property
     def unsent_bytes(self) -> int:
-        """Queued bytes that the other end has not read yet."""
+        """The number of queued bytes that the other process has not read yet."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def close(self) -> None:
-        """Close the channel in the background, after the queued messages have been sent."""
+        """Start to close the channel, and return at once. Queued messages are still sent."""
         if self._transport is not None:
             self._transport.close()
 
     async def flush(self, seconds: float) -> None:
-        """Close the channel, and wait up to `seconds` until the queued messages have been sent."""
+        """Close the channel, and wait up to `seconds` until its queued messages have been sent."""
         self.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
@@ -244,7 +252,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
 
 
 class HeartbeatMonitor:
-    """Measures the time since the last heartbeat from the other end.
+    """Measures the time since the last heartbeat from another process.
 
     Time in which this process was itself suspended does not count, for example while the whole
     machine sleeps.
@@ -258,8 +266,8 @@ class HeartbeatMonitor:
         self.seconds = 0.0
 
     def tick(self) -> None:
-        """Add the time since the last tick. Call this every `HEARTBEAT_SECONDS`, after all received
-        messages have been handled.
+        """Add the time since the previous call. Call this every `HEARTBEAT_SECONDS`, after handling
+        all received messages.
         """
         now = time.monotonic()
         if self._ticked is not None:
@@ -268,9 +276,7 @@ class HeartbeatMonitor:
 
 
 class Child:
-    """A process started by this process. Use `wait`, `wait_sync` or `status` to learn when it
-    exits.
-    """
+    """A process that this process has started. `wait`, `wait_sync` and `status` report its exit."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], connection: socket.socket, words: int
@@ -290,10 +296,13 @@ class Child:
         inherit: Iterable[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start a process that runs `module`, which must call `enter`. `boot` is a dataclass.
+        """Start a process that runs `module`, which must call `enter`.
 
-        The descriptors in `inherit` have the same numbers in the child. The child is killed when
-        the calling thread exits.
+        boot: the first message, a dataclass.
+        inherit: file descriptors, which have the same numbers in the child.
+        environment: None uses this process's environment.
+
+        The kernel kills the child when the calling thread exits.
         """
         ours, theirs = socket.socketpair()
         words, words_fd = os.pipe()
@@ -325,13 +334,15 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """The exit status, negative for a fatal signal, or None while the child runs."""
+        """The exit status, which is negative for a fatal signal, or None while the child is
+        running.
+        """
         return self._process.poll()
 
     @property
     def ending(self) -> str:
-        """How the child has ended, as the rest of a sentence that begins with the child's name.
-        Includes the exit message if the child wrote one.
+        """A description of how the child has ended, to follow its name in a sentence. It includes
+        the exit message if the child wrote one.
         """
         status = self._process.poll()
         if self._exit_message is None:
@@ -368,13 +379,13 @@ class Child:
         return None
 
     def kill(self) -> None:
-        """Send SIGKILL to the child. This is a no-op if it has exited."""
+        """Send SIGKILL to the child. A no-op if it has exited."""
         if self._process.poll() is None:
             self._process.kill()
 
     async def end(self, patience: float = 0.0) -> None:
-        """Wait `patience` seconds for the child to exit, then kill it if it has not. Closes its
-        descriptors.
+        """Wait up to `patience` seconds for the child to exit, then kill it. Close the file
+        descriptors for it.
         """
         try:
             async with asyncio.timeout(patience):
@@ -385,13 +396,15 @@ class Child:
         self.release()
 
     def end_sync(self) -> None:
-        """Blocking version of `end`, for use without an event loop."""
+        """Kill the child, wait until it has exited, and close the file descriptors for it. For use
+        without an event loop.
+        """
         self.kill()
         self.wait_sync()
         self.release()
 
     def release(self) -> None:
-        """Close all descriptors. `ending` still returns the exit message."""
+        """Close all file descriptors for the child. `ending` still returns the exit message."""
         if self._pidfd < 0:
             return
         assert self.ending
@@ -402,29 +415,33 @@ class Child:
 
 
 class ParentLink:
-    """The child's connection to its parent: the socket, and the pipe for the exit message."""
+    """A child's connection to its parent: the socket for messages, and the pipe for the exit
+    message.
+    """
 
     def __init__(self, connection: socket.socket, words: int) -> None:
         self.socket = connection
         self._exit_pipe = words
 
     def give_up(self, why: str) -> NoReturn:
-        """Exit with status 1, from any thread and even if other threads hang. The parent receives
-        `why`.
+        """Send `why` to the parent as the exit message, and exit with status 1. Works in any
+        thread, even if other threads hang.
         """
         self.say(why)
         os._exit(1)
 
     def say(self, why: str) -> None:
-        """Write the exit message, for a process that is about to exit with a different status."""
+        """Send `why` to the parent as the exit message. The caller then exits with its own
+        status.
+        """
         with suppress(OSError):
             os.write(self._exit_pipe, why.encode()[:LAST_WORDS_BYTES])
 
 
 def tie(parent: int) -> None:
-    """Have the kernel kill this process when the process that started it, `parent`, exits.
+    """Have the kernel kill this process when its parent, whose pid is `parent`, exits.
 
-    SIGINT and SIGTERM are ignored: the front handles Ctrl-C and a stop signal sent to the whole
+    SIGINT and SIGTERM are ignored. The front process handles Ctrl-C and stop signals to the whole
     process group, and stops its children in order.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -433,7 +450,10 @@ def tie(parent: int) -> None:
 
 
 def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
-    """Read the boot message. A child's main function calls this first, after all imports."""
+    """Receive the first message from the parent, of type `boot`, and return it with the connection.
+
+    The main function of a child calls this first, after all imports.
+    """
     end_imports()
     connection, words = map(int, sys.argv[1:3])
     # The children of this process must not inherit these.

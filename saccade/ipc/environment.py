@@ -1,5 +1,5 @@
-"""The environment of the processes that a server starts, without API keys, and the removal of keys
-from a process's own environment.
+"""The environment variables of the processes that a server starts, without API keys. Also removes
+keys from a process's own environment.
 
 `/proc/PID/environ` still shows the initial environment after variables are unset, so `forget` also
 overwrites that memory.
@@ -14,19 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 KEY_VARIABLES = "SACCADE_API_KEY", "SACCADE_ENCODER_KEY"
-"""Saccade's own variables that contain keys."""
+"""Environment variables with Saccade's API keys."""
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)$", re.IGNORECASE)
-"""Matches variable names that usually hold credentials, which a computing process never needs.
-(OTEL_EXPORTER_OTLP_HEADERS contains keys.)
+"""Matches names of variables that usually contain credentials. Processes that only compute do not
+need them. (OTEL_EXPORTER_OTLP_HEADERS contains keys.)
 """
 PLAIN = re.compile(
     r"PATH|HOME|XDG_CACHE_HOME|LANG|LC_[A-Z]+|TZ|TMPDIR|VIRTUAL_ENV|GLIBC_TUNABLES"
     r"|(LD|PYTHON|MALLOC|OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|ONEDNN)_?[A-Z0-9_]*"
 )
-"""All variables that a process needs if it only computes."""
+"""Matches all variables that a process needs if it only computes."""
 ENV_START = 47
-"""Index of the `env_start` field of `/proc/self/stat`, counted after the program's name. `env_end`
-is the next field.
+"""Index of the field `env_start` of `/proc/self/stat`, counted after the program's name. The next
+field is `env_end`.
 """
 
 
@@ -38,13 +38,15 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def bare(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return only the variables in `PLAIN`, for processes that a malicious file may compromise."""
+    """Return only the variables in `PLAIN`, for processes that a malicious image could take
+    over.
+    """
     return {name: value for name, value in environment.items() if PLAIN.fullmatch(name)}
 
 
 def forget(*names: str) -> None:
-    """Remove variables from this process's environment, and zero their values in the memory that
-    /proc shows.
+    """Unset environment variables, and overwrite their values with zeros in the memory that /proc
+    shows.
 
     No other thread may use the environment during the call.
     """
@@ -64,14 +66,14 @@ def forget(*names: str) -> None:
 
 
 OPENMP_SPINS = "4000"
-"""Number of iterations that an idle OpenMP thread of the engine spins before it sleeps, some tens
-of microseconds. By default threads spin forever, which is 40 times slower if they share cores with
-other threads. If they never spin, a small model is 1.6 times slower on an idle machine (decision
-001).
+"""How many iterations an idle OpenMP thread of the engine spins before it sleeps, which takes some
+tens of microseconds. By default threads spin forever, which is 40 times slower if they share cores
+with other threads. If they never spin, a small model is 1.6 times slower on an idle machine
+(decision 001).
 """
 ALLOCATION = "expandable_segments:True"
-"""Embeddings differ in size. In segments of a fixed size, they would leave gaps too small for other
-embeddings.
+"""Setting of PyTorch's CUDA allocator. In segments of fixed size, embeddings of different sizes
+would leave unusable gaps.
 """
 
 
@@ -92,6 +94,6 @@ def engine_environment() -> dict[str, str]:
 def image_environment() -> dict[str, str]:
     """Return the environment for image workers.
 
-    Each uses one thread, because a forked process would lose any others.
+    Each worker uses only one thread, because a forked process would lose all others.
     """
     return bare(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

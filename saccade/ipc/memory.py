@@ -1,8 +1,8 @@
-"""The memory of this process: bytes allocated by malloc, objects excluded from garbage collection,
-and the memory that is still available on the machine and within each cgroup (version 2).
+"""The memory use of this process and garbage collection, and the memory that is still available on
+the machine and in each cgroup (version 2).
 
 To measure a library that does not report its memory use, subtract two readings. Files in /proc and
-/sys are read again on each call; missing ones are skipped.
+/sys are read again on each call. Missing files are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import cast
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt`, from malloc.h."""
 MAX_THRESHOLD = 32 << 20
-"""The maximum that glibc accepts for M_MMAP_THRESHOLD."""
+"""The maximum value of M_MMAP_THRESHOLD that glibc accepts."""
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
@@ -46,7 +46,8 @@ def trim() -> None:
 
 
 def release_pages(address: int, nbytes: int) -> None:
-    """Return the whole pages within `nbytes` from `address` to the operating system.
+    """Return all pages that lie entirely within `nbytes` bytes from `address` to the operating
+    system.
 
     When they are read again, they contain zeros.
     """
@@ -63,10 +64,10 @@ def resident_bytes() -> int:
 
 
 def keep_freed(nbytes: int) -> None:
-    """Have malloc keep up to `nbytes` of freed memory for reuse. This is a no-op without glibc.
+    """Have malloc keep up to `nbytes` of freed memory for reuse. A no-op without glibc.
 
-    By default, malloc gets new pages for each large allocation, and the kernel must zero them. That
-    would be half the front's cost for a repeated image.
+    By default, malloc gets new pages for each large allocation, which the kernel fills with zeros.
+    That would be half the cost of a repeated image in the front process.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -75,9 +76,9 @@ def keep_freed(nbytes: int) -> None:
 
 
 def allocated_bytes() -> int:
-    """Return the bytes in use in all arenas and mappings of malloc. The call takes microseconds.
+    """Return the number of bytes that malloc has allocated. The call takes microseconds.
 
-    Returns 0 if the C library does not report them (glibc does, from 2.33).
+    Returns 0 if the C library does not report it. glibc does from 2.33.
     """
     if _mallinfo is None:
         return 0
@@ -86,25 +87,25 @@ def allocated_bytes() -> int:
 
 
 def begin_imports() -> None:
-    """Disable garbage collection during imports.
+    """Disable garbage collection until `end_imports`.
 
-    It would take a sixth of their time, and free almost no memory.
+    During imports it would take a sixth of the time, and free almost no memory.
     """
     gc.disable()
 
 
 def end_imports() -> None:
-    """Enable garbage collection again, for objects created from now on."""
+    """Enable garbage collection again. It skips all objects that exist now."""
     gc.freeze()
     gc.enable()
 
 
 def settle() -> None:
-    """Exclude all current objects from future garbage collections because they live as long as the
-    process.
+    """Collect garbage, then exclude all remaining objects from later collections, because they live
+    as long as the process.
 
-    A collection over them takes fifty milliseconds or more. In a process that forks, it would also
-    copy pages that are otherwise unchanged.
+    Collecting them takes fifty milliseconds or more. In a process that forks, it would also copy
+    pages that are otherwise unchanged.
     """
     gc.collect()
     gc.freeze()
@@ -112,16 +113,16 @@ def settle() -> None:
 
 MACHINE = "the machine"
 LIMITS = ("memory.max", "memory.high")
-"""The limits of a cgroup: beyond memory.max the kernel kills processes, and beyond memory.high it
-throttles them.
+"""Files with the limits of a cgroup. Beyond memory.max the kernel kills processes. Beyond
+memory.high it throttles them.
 """
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""Fields of a cgroup's memory.stat that count reclaimable memory."""
+"""Fields in a cgroup's memory.stat that count memory which the kernel can reclaim."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Memory in total and left within one limit, in bytes."""
+    """The total and the available memory within one limit, in bytes."""
 
     bound: str  # the machine or a cgroup, whichever has the limit, for messages
     total: int
@@ -130,17 +131,19 @@ class MemoryUsage:
 
 
 class MachineMemory:
-    """Reads the memory of the machine and of this process's cgroups. The cgroups are determined
-    once.
+    """Reads how much memory is available on the machine and in the cgroups of this process. The
+    cgroups are determined once.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Find the cgroups that have limits. root: the directory that contains /proc and /sys."""
+        """Find the cgroups that have memory limits. root: the directory that contains /proc and
+        /sys.
+        """
         self._root = root
         self._groups = [group for group in _groups(root) if _limit(group) is not None]
 
     def read(self) -> list[MemoryUsage]:
-        """Return the memory left within each limit, the machine's first if it is available."""
+        """Return the memory use within each limit. If the machine's is known, it is first."""
         rooms = [self._read_machine(), *map(_read_group, self._groups)]
         return [room for room in rooms if room is not None]
 
@@ -186,7 +189,7 @@ def _waits(file: Path) -> float:
 
 
 def _table(file: Path) -> Mapping[str, int]:
-    """Return the numbers of a file whose lines have the form `name number`."""
+    """Return the numbers in a file whose lines have the form `name number`, by name."""
     lines = (line.split() for line in _text(file).splitlines())
     return {each[0]: int(each[1]) for each in lines if len(each) > 1 and each[1].isdigit()}
 

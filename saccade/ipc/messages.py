@@ -1,8 +1,8 @@
-"""The messages that the front, the engine and the workers exchange over the socket pairs of
+"""The messages that the front process, the engine and the workers exchange over the socket pairs of
 `ipc/child.py`.
 
-Pixels are never sent in messages. They are written to the shared arena, and a `PixelSlot` locates
-them there.
+Messages never contain pixels. Pixels are written to the shared arena, at the position that a
+`PixelSlot` specifies.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from saccade.core.types import Delta, Image, ImageKey, Request, Tower
 from saccade.ipc.child import Codec
 
 Values = tuple[tuple[str, tuple[str, ...], float], ...]
-"""Absolute values of metrics: (name, label values, value)."""
+"""Current values of metrics, as (name, label values, value)."""
 
 Same = tuple[tuple[ImageKey, Image], ...]
-"""Aliases, as (key of an image, other image): both have equal pixels, and the other image's
-embedding is used for both.
+"""Pairs of images with equal pixels, as (key, other image). The embedding of the other image is
+used for both.
 """
 
 PEER_LOST_STATUS = 3
-"""Exit status of a worker that exits because another worker has exited."""
+"""Exit status of a worker that exits because another worker did."""
 
 # ---- front -> engine
 
 
 @dataclass(frozen=True, slots=True)
 class ServeModel:
-    """The first message to the engine: the model, the options and the size of the arena.
+    """The first message to the engine after its boot message: the model, the options and the size
+    of the arena.
 
-    The front sends it once it has read the checkpoint's configuration.
+    The front process sends it once it has read the checkpoint's configuration.
     """
 
     folder: str
@@ -60,7 +61,7 @@ class ServeModel:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """The tokenizer, serialized by `tokenizers.Tokenizer.to_str`. Sent once, before the first
+    """The tokenizer, serialized with `tokenizers.Tokenizer.to_str`. Sent once, before the first
     request with a grammar.
     """
 
@@ -69,7 +70,7 @@ class TokenizerText:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request. The pixels of its images follow in the arena, as the engine requests them."""
+    """A new request. The pixels of its images are sent later, when the engine requests them."""
 
     request: Request
     # aliases among the request's images, as found in an earlier run
@@ -78,9 +79,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop generating: the client has disconnected, or a stop string was generated.
+    """Stop generating, because the client has disconnected or a stop string was found.
 
-    The engine answers with a final delta whose finish reason is `abort`, unless the request has
+    The engine answers with a last delta whose finish reason is `abort`, unless the request has
     already ended.
     """
 
@@ -89,8 +90,8 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The image's pixels are in the slot that `Output.want` assigned to it. The front no longer
-    writes to the slot.
+    """The image's pixels are in the slot that `Output.want` assigned to them. The front process no
+    longer writes to the slot.
     """
 
     key: ImageKey
@@ -103,11 +104,11 @@ class PixelsReady:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingReady:
-    """The slot that `Output.want` assigned holds the image's complete embedding instead of its
+    """The slot that `Output.want` assigned contains the image's complete embedding instead of its
     pixels.
 
-    Another server computed it with an identical vision encoder. The front no longer writes to the
-    slot.
+    Another server has computed it with an identical vision encoder. The front process no longer
+    writes to the slot.
     """
 
     key: ImageKey
@@ -115,10 +116,10 @@ class EmbeddingReady:
 
 @dataclass(frozen=True, slots=True)
 class PixelsFailed:
-    """The image could not be decoded, or its decoding was cancelled. The front no longer writes to
-    its slot.
+    """The image could not be decoded, or its decoding was cancelled. The front process no longer
+    writes to its slot.
 
-    If the image is still needed, every request that waits for it fails with this error.
+    If requests still wait for the image, all of them fail with this error.
     """
 
     key: ImageKey
@@ -137,8 +138,8 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Alter:
-    """Change the model, for example load an adapter. The engine answers with `Altered`, which has
-    the same id.
+    """Change the model, for example load an adapter. The engine answers with an `Altered` with the
+    same id.
     """
 
     id: int
@@ -147,8 +148,8 @@ class Alter:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Hold new requests in the queue. The engine answers with `Altered` once it computes
-    nothing.
+    """Do not start new requests. The engine answers with `Altered` once no request is computed any
+    more.
     """
 
     id: int
@@ -158,23 +159,21 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """End a pause. This is a no-op if the engine is not paused. The engine answers with
-    `Altered`.
-    """
+    """End a pause. A no-op if the engine is not paused. The engine answers with `Altered`."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """A request for metrics. The engine answers with `MetricValues`."""
+    """Request the engine's metrics. It answers with `MetricValues`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Finish running requests, then exit.
+    """Finish the running requests, then exit.
 
-    Requests unfinished after `grace` seconds end with an error.
+    Requests that are unfinished after `grace` seconds end with an error.
     """
 
     grace: float
@@ -198,7 +197,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """The result of an `Alter`, or the acknowledgement of a `Pause` or `Resume`."""
+    """The result of an `Alter`, or the confirmation of a `Pause` or `Resume`."""
 
     id: int
     changed: Changed
@@ -206,14 +205,16 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine or a worker cannot continue, at start-up or later, and exits."""
+    """The engine or a worker has failed, at start-up or later, and exits."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Progress of start-up, as rank 0 reports it to the engine and the engine to the front."""
+    """The progress of start-up. Rank 0 reports it to the engine, which passes it on to the front
+    process.
+    """
 
     stage: str  # a description to print
     done: int = 0  # bytes
@@ -222,22 +223,22 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Heartbeat, sent at least every `child.HEARTBEAT_SECONDS`."""
+    """Shows that the sender is alive. Sent at least every `child.HEARTBEAT_SECONDS`."""
 
     overdue: str = ""  # from the engine: why the current step takes too long, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricValues:
-    """The current metrics of the process that sends this message."""
+    """The current metrics of the process that sends them."""
 
     values: Values
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """All updates for the front from one iteration of the engine loop. Usually most fields are
-    empty.
+    """All updates for the front process from one iteration of the engine loop. Usually most fields
+    are empty.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -277,14 +278,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Allocate KV pages, caches and graphs, to be ready for plans."""
+    """Allocate KV pages and caches, and capture CUDA graphs. Plans follow."""
 
     config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last message: finish writing cached data to disk, then exit."""
+    """The last message to a worker: finish writing cached data to disk, then exit."""
 
 
 # ---- workers -> engine, in this order; then rank 0 answers plans, and all send heartbeats
@@ -292,14 +293,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class FoundDevices:
-    """The worker process has started, and `cuda_devices` GPUs are visible to it."""
+    """The worker process has started, and has found `cuda_devices` GPUs."""
 
     cuda_devices: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answer to `Load`."""
+    """The answer to `Load`."""
 
     hardware: Hardware
     quantised: str = ""  # a summary of the quantized matrices, to print; "" if there are none
@@ -310,7 +311,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Answer to `StartWorker`."""
+    """The answer to `StartWorker`."""
 
     # (key, tokens) of embeddings that an earlier run saved on disk, the oldest first
     saved: tuple[tuple[ImageKey, int], ...]

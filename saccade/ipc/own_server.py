@@ -1,8 +1,8 @@
-"""A server process that a command starts for its own use, and that never outlives the command.
+"""Runs a server process for a command that needs one. The server never outlives the command.
 
-Four events stop the command in order, and its server with it: a terminal that closes (SIGHUP), a
-stop signal from a supervisor (SIGTERM), a reader of its output that exits, and a `starter` process
-that exits. If the command is killed, the kernel kills the server.
+Four events stop the command and its server in order: the terminal closes (SIGHUP), a supervisor
+sends a stop signal (SIGTERM), the reader of the command's output exits, or the process that started
+the command (`starter`) exits. If the command is killed, the kernel kills the server.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from saccade.core.errors import StartupError
 from saccade.ipc.tied import start_tied
 
 SILENT_SECONDS = 120.0
-"""Maximum time without progress during start-up, after which the command stops waiting."""
+"""How long the server may make no progress during start-up before the command gives up."""
 HEALTH_SECONDS = 5.0
 GRACE_SECONDS = 60.0
-"""Time for a graceful shutdown, after which the server is killed."""
+"""How long a graceful shutdown may take before the server is killed."""
 ENDINGS = signal.SIGTERM, signal.SIGHUP
 STDOUT = 1
 
@@ -40,8 +40,8 @@ def own_server(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `saccade serve OPTION...` within the context, which must be entered in the main thread.
 
-    The command stops when the reader of its output exits, or when the process with the pid
-    `starter` does. output: a file for the server's output.
+    starter: a pid. The command also stops when that process exits.
+    output: a file for the server's output.
     """
     with endings_raised(), _exit_with(starter):
         # In a new session, Ctrl-C reaches this process only, which then stops the server in order.
@@ -56,11 +56,10 @@ def own_server(
 def wait_until_ready(
     address: str, server: subprocess.Popen[bytes], silent_seconds: float = SILENT_SECONDS
 ) -> None:
-    """Poll /health until the server is ready, as long as it makes progress: it responds, or it uses
-    CPU time.
+    """Poll /health until the server is ready.
 
-    Once the server responds, it monitors its own processes and exits if they hang. Raises
-    StartupError if the server exits, or makes no progress for `silent_seconds`.
+    Raises StartupError if the server exits, or if it neither responds nor uses CPU time for
+    `silent_seconds`. Once it responds, it monitors its own processes and exits if they hang.
     """
     spent, deadline = 0, time.monotonic() + silent_seconds
     with httpx.Client(base_url=address, timeout=HEALTH_SECONDS) as client:
@@ -92,8 +91,9 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def free_port(wanted: int = 0) -> int:
-    """Return `wanted` if that port is free, else a free port chosen by the system. Raises
-    StartupError if there is none.
+    """Return `wanted` if that port is free, otherwise a free port chosen by the system.
+
+    Raises StartupError if no port is free.
     """
     for port in (wanted, 0):
         with socket.socket() as probe:
@@ -106,10 +106,9 @@ def free_port(wanted: int = 0) -> int:
 
 @contextmanager
 def endings_raised() -> Iterator[None]:
-    """Convert SIGTERM and SIGHUP into a SystemExit in the main thread, so that the context is left
-    in order.
+    """Convert SIGTERM and SIGHUP to SystemExit in the main thread, so that cleanup code runs.
 
-    A signal that was ignored (nohup) is still ignored.
+    A signal that was ignored before (nohup) is still ignored.
     """
     before = {each: signal.getsignal(each) for each in ENDINGS}
     taken = [each for each in ENDINGS if before[each] != signal.SIG_IGN]
@@ -146,7 +145,8 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _exit_with(starter: int | None) -> Iterator[None]:
-    """Send this process SIGTERM when `starter` or the reader of its output exits.
+    """Send SIGTERM to this process when the process `starter`, or the reader of this process's
+    output, exits.
 
     No signal reports these events, so a thread polls for them within the context.
     """
@@ -174,7 +174,9 @@ def _exit_with(starter: int | None) -> Iterator[None]:
 
 
 def _open_pidfd(starter: int) -> int:
-    """Return a pidfd that becomes readable when `starter` exits."""
+    """Return a pidfd that becomes readable when the process `starter` exits. Raises SystemExit if
+    it already has.
+    """
     try:
         return os.pidfd_open(starter)
     except ProcessLookupError:
@@ -182,7 +184,7 @@ def _open_pidfd(starter: int) -> int:
 
 
 def _stdout_has_reader() -> bool:
-    """Return True if stdout is a pipe or a socket, so that another process reads it."""
+    """Return True if stdout is a pipe or a socket, which another process reads."""
     with suppress(OSError):
         kind = os.fstat(STDOUT).st_mode
         return stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)

@@ -1,4 +1,4 @@
-"""Starts Python processes with the same import path as this process, and without the current
+"""Starts Python processes with the same import path as this process, except for the current
 directory.
 
 `python -m` searches the current directory first, so it would run a `random.py` from a directory of
@@ -18,16 +18,16 @@ LAUNCHER = Path(__file__).with_name("launch.py").absolute()
 
 
 def python_command(module: str, *words: str) -> list[str]:
-    """Return the command that runs a module of Saccade, as `python -m` would."""
+    """Return a command that runs a module of Saccade as `python -m` would."""
     # If the user chose -I, use it again. It includes -P, which excludes the current directory.
     return [sys.executable, "-I" if sys.flags.isolated else "-P", str(LAUNCHER), module, *words]
 
 
 def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a Python process.
+    """Return a copy of `environment` to run Python with.
 
-    A relative entry of PYTHONPATH refers to the same directory as in this process. Python processes
-    started by libraries do not search the current directory either.
+    Relative entries of PYTHONPATH become absolute, as they were when this process started. Python
+    processes that libraries start do not search the current directory either.
     """
     entries = environment.get("PYTHONPATH", "").split(os.pathsep)
     folders = [str(Path(entry).absolute()) for entry in entries]

@@ -1,10 +1,10 @@
-"""Runs first in every child process. `child.py` starts it with the arguments MODULE SOCKET PIPE
-PARENT.
+"""The code that runs first in every child process. `child.py` starts it with the arguments MODULE
+SOCKET PIPE PARENT.
 
-It ties the child to its parent before any slow import, so that the child does not outlive a parent
-that exits during the imports. It changes to the directory `/`, because libraries read settings from
-the current directory (Numba does, and its settings may move its caches anywhere). MODULE's main
-function must call `child.enter`.
+Before any slow import, it has the kernel kill this process if the parent exits, so that the child
+does not outlive a parent that exits during the imports. It changes to the directory `/`, because
+libraries read settings from the current directory (Numba does, and its settings may move its caches
+anywhere). The main function of MODULE must call `child.enter`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.ipc.memory import begin_imports
 
 
 def main() -> None:
-    """Run the module as `__main__`."""
+    """Run the module named by the first command-line argument as `__main__`."""
     module = sys.argv.pop(1)
     tie(int(sys.argv[3]))
     os.chdir("/")

@@ -1,7 +1,7 @@
 """Starts processes that the kernel kills when their parent exits for any reason.
 
-`saccade.ipc.tied PARENT COMMAND...` runs the command. PARENT is the pid of the process that started
-it.
+`python -m saccade.ipc.tied PARENT COMMAND...` runs the command. PARENT is the pid of the process
+that started it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command` until it exits or the calling thread does."""
+    """Return a command that runs `command`, and that the kernel kills when the calling thread
+    exits.
+    """
     return python_command("saccade.ipc.tied", str(os.getpid()), *command)
 
 
@@ -39,14 +41,14 @@ def start_tied(
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when the process that started it, `parent`, exits."""
+    """Have the kernel kill this process when its parent, whose pid is `parent`, exits."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it exited before the line above
         os._exit(1)
 
 
 def main() -> None:
-    """Replace this process with the command."""
+    """Replace this process with COMMAND."""
     end_with(int(sys.argv[1]))
     command = sys.argv[2:]
     os.execvp(command[0], command)

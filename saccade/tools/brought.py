@@ -1,5 +1,7 @@
-"""Adds the commands of `saccade-bench` and of other distributions, without importing these.
-Commands of `saccade-bench` are listed even if it is not installed, with how to install it.
+"""Adds the commands of `saccade-bench` and of other distributions, without importing them.
+
+Commands of `saccade-bench` are listed even if it is not installed. They then explain how to install
+it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from saccade.core.errors import ConfigError
 from saccade.core.extras import how_to_install
 
 GROUP = "saccade.commands"
-"""The group of entry points with which another distribution adds commands to `saccade`. An entry
-point has the command's name, and refers to a cyclopts App that is imported when the command is
-called.
+"""The entry point group with which other distributions add commands to `saccade`. The name of an
+entry point is the name of the command. It refers to a cyclopts App, which is imported when the
+command is called.
 """
 MEASURING = {
     "bench": "Measure a server and compare measurements.",
@@ -32,8 +34,8 @@ MISSING = f"Not installed: {how_to_install('./bench')}."
 
 
 def join(app: App) -> None:
-    """Add other distributions' commands to `app`. Commands in `MEASURING` that are not installed
-    get placeholders, which explain how to install them.
+    """Add the commands of other distributions to `app`. Commands in `MEASURING` that are not
+    installed get a placeholder that explains how to install them.
     """
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):  # as with modules, the first on the path is used
@@ -49,7 +51,9 @@ def join(app: App) -> None:
 
 
 def absent(command: str) -> Callable[..., None]:
-    """Return the placeholder for a command that is not installed. It accepts any options."""
+    """Return a placeholder for a command that is not installed. It accepts any options, and raises
+    ConfigError.
+    """
 
     def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
         raise ConfigError(f"saccade {command} is a command of saccade-bench. {MISSING}")

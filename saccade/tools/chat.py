@@ -1,7 +1,8 @@
-"""`saccade chat --base-url`: ask any OpenAI-compatible server a single question, or hold a session.
+"""`saccade chat --base-url`: ask an OpenAI-compatible server one question, or hold a conversation
+with it.
 
-A session keeps the history and prints cache hits, as far as the server reports them. Saccade
-reports in which cache it found each image, and other servers the number of cached tokens.
+A conversation keeps the history, and prints the cache hits that the server reports. Saccade reports
+in which cache it found each image. Other servers report at most the number of cached tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from saccade.tools.server import cause, first_model, refusal, root, said, unreac
 
 TIMEOUT = 600.0
 REFUSED = frozenset((400, 413, 415, 422))
-"""Statuses of errors for which sending the same request again is useless."""
+"""HTTP statuses of errors that the same request would get again."""
 FOUND = {
     "none": "new",
     "kv": "cached: KV",
@@ -34,7 +35,7 @@ FOUND = {
     "pixels": "cached: pixels",
     "encoder": "new: from an encoder",
 }
-"""Descriptions of where an image was found."""
+"""Descriptions of the caches in which an image can be found, by their name in the trace."""
 HELP = (
     "/image PATH or URL is sent with the next question, /clear starts a new conversation, /save "
     "PATH writes it as JSON, /quit exits; anything else is a question"
@@ -49,7 +50,7 @@ def ask_server(
     images: Sequence[Path],
     max_tokens: int,
 ) -> None:
-    """Ask one question, and print the answer as it is streamed.
+    """Ask one question with images, and print the answer as it arrives.
 
     Raises a SaccadeError if an image cannot be read, the server does not respond, or it returns an
     error.
@@ -68,11 +69,11 @@ def converse(
     max_tokens: int,
     lines: Iterable[str],
 ) -> None:
-    """Hold a session, in which each line is a question or a command (see `HELP`).
+    """Hold a conversation, in which each of `lines` is a question or a command (see `HELP`).
 
-    After an error, the session continues as if the question had not been asked. Ctrl-C stops only
-    the current answer. Raises a SaccadeError if one of `images` cannot be read, or the server does
-    not respond at the start.
+    After an error, the conversation continues as if the question had not been asked. Ctrl-C stops
+    only the current answer. Raises a SaccadeError if one of `images` cannot be read, or if the
+    server does not respond at the start.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -88,9 +89,9 @@ def converse(
 
 
 def typed() -> Iterator[str]:
-    """Yield the lines of standard input. On a terminal, print a prompt for each.
+    """Yield the lines of standard input. On a terminal, print a prompt for each of them.
 
-    Ctrl-C discards a partly typed line. On an empty line, it ends the session.
+    Ctrl-C discards a partly typed line. On an empty line, it ends the conversation.
     """
     if not sys.stdin.isatty():
         yield from sys.stdin
@@ -117,7 +118,7 @@ def typed() -> Iterator[str]:
 
 
 class _Session:
-    """One conversation with a server. `parts` are the images for the next question.
+    """One conversation with a server. `parts` are the images to send with the next question.
 
     Raises a SaccadeError if the server does not respond or lists no model.
     """
@@ -141,7 +142,9 @@ class _Session:
         self._client.close()
 
     def execute(self, line: str) -> bool:
-        """Execute a line. Returns False if it ends the session. Raises SaccadeError."""
+        """Ask the question, or run the command, in `line`. Returns False if it ends the
+        conversation. Raises SaccadeError.
+        """
         word, _, rest = line.partition(" ")
         match word:
             case "":
@@ -165,9 +168,9 @@ class _Session:
         return True
 
     def ask(self, question: str, explain: bool = False) -> list[str]:
-        """Ask a question, print the answer as it is streamed, and add it to the history.
+        """Ask a question, print the answer as it arrives, and add both to the history.
 
-        Returns lines that describe cache hits if `explain` is true. Raises SaccadeError.
+        Returns lines that describe the cache hits, if `explain` is True. Raises SaccadeError.
         """
         content = [*self.parts, {"type": "text", "text": question}]
         messages = [*self._messages, {"role": "user", "content": content}]
@@ -201,7 +204,9 @@ class _Session:
         return told
 
     def _forget_images(self, status: int) -> str:
-        """Remove images that may have caused an error. Returns a message for the user, or ""."""
+        """Remove the images for the next question if they may have caused an error with this HTTP
+        status. Returns a message for the user, or "".
+        """
         if not self.parts or status not in REFUSED:
             return ""
         number, self.parts = len(self.parts), []
@@ -209,7 +214,9 @@ class _Session:
         return f"{removed} removed: add another with /image"
 
     def _is_ours(self) -> bool:
-        """Return True if the server is Saccade. Other servers may reject the field `saccade`."""
+        """Return True if the server is Saccade. Other servers may reject the request field
+        `saccade`.
+        """
         if self._ours is None:
             try:
                 models = self._client.get(f"{self._address}/v1/models").json()["data"]
@@ -227,9 +234,9 @@ class _Session:
 
 
 def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
-    """Print the text of a stream of chat completion chunks.
+    """Print the text of streamed chat completion chunks as they arrive.
 
-    Returns the text, and lines that describe cache hits, as far as the server reports them. Raises
+    Returns the text, and lines that describe the cache hits that the server reports. Raises
     SaccadeError if the stream ends with an error.
     """
     text, told = "", list[str]()
@@ -251,7 +258,7 @@ def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
 
 
 def _describe_hits(event: dict[str, Any]) -> Iterator[str]:
-    """Yield lines that describe the cache hits reported in a stream's last chunk."""
+    """Yield lines that describe the cache hits in the last chunk of a stream."""
     usage = event.get("usage") or {}
     if (total := usage.get("prompt_tokens")) is not None:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -265,10 +272,9 @@ def _describe_hits(event: dict[str, Any]) -> Iterator[str]:
 
 
 def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
-    """Read an image from a file, or refer to it by URL. Returns a content part, and a description
-    of the image. asked: the option or command that an error names.
+    """Return a content part for the image `name`, a file or a URL, and a description of the image.
 
-    Raises ConfigError.
+    asked: the option or command that error messages name. Raises ConfigError.
     """
     if name.startswith(("http://", "https://", "data:")):
         url, told = name, name if len(name) < 100 else f"{name[:100]} ..."
@@ -288,9 +294,10 @@ def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
 
 
 def _look(data: bytes, path: Path, asked: str) -> str:
-    """Describe the format and size of an image file. Raises ConfigError if it is not an image.
+    """Return a description of an image file: its path, format and size. Raises ConfigError if it is
+    not an image.
 
-    HEIC and similar formats are not checked, because this client may not support them.
+    Files in HEIC and similar formats are not checked, because this client may not support them.
     """
     if data[4:8] == b"ftyp":
         return str(path)

@@ -1,7 +1,7 @@
 """Options of vLLM, SGLang and llama.cpp that `saccade serve` accepts, for users of these servers.
 
-An option with an equivalent is translated. An option that is not needed is ignored with a note. For
-all others, an error names the replacement. `docs/coming-from.md` has the table.
+An option with an equivalent is translated. An option that has no effect here is ignored with a
+note. For all others, an error names the replacement. `docs/coming-from.md` has the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saccade.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """How to handle another server's option."""
+    """How to handle an option of another server. At most one of the first three fields is set."""
 
     ours: tuple[str, ...] = ()  # the equivalent arguments, repeated for each value {}
     unneeded: str = ""  # why it is not needed
@@ -46,7 +46,9 @@ def instead(what: str) -> Foreign:
 
 
 def _image_limit(value: str) -> str:
-    """Return the image limit from a value of vLLM's --limit-mm-per-prompt, as JSON or image=8."""
+    """Return the number of images in a value of vLLM's --limit-mm-per-prompt, which is JSON or
+    image=8.
+    """
     try:
         limits = json.loads(value) if value.startswith("{") else dict([value.split("=", 1)])
     except ValueError:
@@ -197,7 +199,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         ("deepseek-r1", "deepseek_r1", "glm45", "qwen3", "qwen3-thinking", "step3"), "think"
     ),
 }
-"""Other servers' names for values of options that exist here too."""
+"""Other servers' names for values of options that Saccade also has."""
 
 ENVIRONMENT: Mapping[str, str] = {
     "SGLANG_MM_FEATURE_CACHE_MB": "--tune arena_mb=MIB bounds decoded images",
@@ -211,14 +213,15 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "use --threads",
     "VLLM_MEDIA_LOADING_THREAD_COUNT": "use --media-workers",
 }
-"""Other servers' environment variables, which are not read, and what to use instead."""
+"""Environment variables of other servers that Saccade does not read, with what to use instead."""
 
 
 def translate(arguments: Sequence[str], note: Callable[[str], None]) -> list[str]:
-    """Return the arguments of `saccade serve`, with other servers' options translated.
+    """Return arguments for `saccade serve`, in which options of other servers are translated.
 
-    `note` is called with a line for each option that is not needed. Raises ConfigError for an
-    option without an equivalent.
+    note: called with a line of text for each option that is ignored.
+
+    Raises ConfigError for an option without an equivalent.
     """
     translated: list[str] = []
     for option, name, values in _grouped(arguments):
@@ -237,7 +240,7 @@ def translate(arguments: Sequence[str], note: Callable[[str], None]) -> list[str
 
 
 def unread(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each environment variable of another server that is set."""
+    """Return a line of text for each variable in `ENVIRONMENT` that is set."""
     return [
         f"{name} is not read: {instead}"
         for name, instead in ENVIRONMENT.items()
@@ -246,8 +249,10 @@ def unread(environment: Mapping[str, str]) -> list[str]:
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Split arguments by options. Yields the argument as typed (or "" before the first option, and
-    for a value given by "="), the option's name, and the arguments up to the next option.
+    """Split arguments into options with their values.
+
+    Yields the argument as typed, the name of the option, and the arguments up to the next option.
+    The first is "" for arguments before the first option, and for a value after "=".
     """
     groups: list[tuple[str, str, list[str]]] = [("", "", [])]
     words = iter(arguments)

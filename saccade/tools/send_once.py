@@ -1,12 +1,12 @@
-"""Sends the bytes of each image to a server only once. Later requests contain their digest instead.
+"""Sends the bytes of each image to a server only once. Later requests contain a digest instead.
 
-    NamedBody            a body in which base64 data can be replaced by names
-    ServerConversation   what is known about one server: whether it supports names, and which bytes
+    NamedBody            a body in which base64 data can be replaced by digests ("names")
+    ServerConversation   what is known about one server: whether it accepts digests, and which bytes
                          it has
 
-Names are digests, and bodies are sent as `multipart/related`, which `edge/related.py` reads. The
-body is only searched for base64, so this works with all APIs. This module does no I/O: a flow is a
-generator that yields the bytes to send, and receives the server's reply.
+Bodies with digests are sent as `multipart/related`, which `edge/related.py` reads. The body is only
+searched for base64, so this works with all APIs. This module does no I/O: a `Flow` is a generator
+that yields the bodies to send, and receives the server's replies.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import pybase64
 from blake3 import blake3
 
 LEAST = 1024
-"""The minimum characters of base64 that are replaced by a name."""
+"""Minimum number of base64 characters that are replaced by a digest."""
 MAX_NAMES = 8192
-"""The maximum names in one body that servers accept."""
+"""Maximum number of digests in one body that servers accept."""
 MAX_REMEMBERED = 1 << 16
-"""The maximum names to remember per server."""
+"""Maximum number of digests to remember for each server."""
 MAX_REFUSAL = 1 << 20
-"""The maximum bytes of an error response that are read."""
+"""Maximum number of bytes that are read of an error response."""
 MAX_UNASKED = 2
-"""Up to this many unknown images are sent with the first attempt. If there are more, only names are
-sent first, because the server may have some of them from an earlier run of this client.
+"""Up to this many unknown images are sent with the first attempt. If there are more, only digests
+are sent at first, because the server may still have the images from an earlier run of this client.
 """
 _HEAD = 512
-"""The maximum characters before the base64 data of a data: URL."""
+"""Maximum number of characters before the base64 data in a data: URL."""
 _BEGINS = re.compile(rb"[A-Za-z0-9+/]{64}")
 _IN_BASE64 = b";base64,"
 
@@ -45,7 +45,7 @@ Body = bytes | bytearray
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A request body to send."""
+    """A request body to send, and how many digests and images it contains."""
 
     body: Body
     content_type: str | None = None  # `None` for the client's own body and content type
@@ -55,12 +55,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class VersionQuestion:
-    """A request of GET /version, to find out whether the server supports names."""
+    """A GET request for /version, whose response tells whether the server accepts digests."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptReply:
-    """The response to an attempt, or to a version request."""
+    """The server's response to an `Attempt` or a `VersionQuestion`."""
 
     status: int
     body: bytes = b""  # of a version request, or of an error with status 400; otherwise empty
@@ -71,7 +71,7 @@ Flow = Generator[Attempt | VersionQuestion, AttemptReply, None]
 
 @dataclass(slots=True)
 class Savings:
-    """Counts the saved bytes and images. It is thread-safe."""
+    """Counts the bytes and images that were not sent again. Thread-safe."""
 
     bytes_in: int = 0  # bytes of bodies, as received from clients
     bytes_out: int = 0  # bytes of bodies, as sent to servers
@@ -95,8 +95,8 @@ class Savings:
 
 
 class NamedBody:
-    """A JSON body, and the positions of base64 data in its strings. `names` are the distinct names
-    of that data, in order.
+    """A JSON body, and the positions of base64 data in its strings. `names` has the distinct
+    digests of that data, in order.
     """
 
     def __init__(self, body: Body) -> None:
@@ -105,7 +105,7 @@ class NamedBody:
         self.names = tuple(dict.fromkeys(name for *_, name in self._places))
 
     def related(self, brought: Collection[str]) -> Attempt:
-        """Build a multipart body: the JSON with names, followed by the bytes of `brought`."""
+        """Build a multipart body: the JSON with digests, then the bytes of those in `brought`."""
         boundary = secrets.token_hex(12)
         mark, view = boundary.encode(), memoryview(self.body)
         pieces: list[bytes | memoryview] = [_part(mark, b"content-type: application/json")[2:]]
@@ -129,8 +129,8 @@ def _part(mark: bytes, header: bytes) -> bytes:
 
 
 def _named(body: Body) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, name) of base64 data. Data that encoding would not reproduce exactly is
-    skipped.
+    """Yield (start, end, digest) of each piece of base64 data. Data that would not be the same
+    after decoding and encoding is skipped.
     """
     view, count = memoryview(body), 0
     for at, end in _candidates(body):
@@ -146,11 +146,11 @@ def _named(body: Body) -> Iterator[tuple[int, int, str]]:
 
 
 def _candidates(body: Body) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of long JSON strings, or of the data in their data: URLs, that start like
-    base64.
+    """Yield (start, end) of long JSON strings that start like base64, or of the data in their data:
+    URLs.
 
     A string of at least `LEAST` characters contains a complete block of half that size without a
-    quote. So it suffices to look for blocks without quotes.
+    quote. So it suffices to search for blocks without quotes.
     """
     begun, block = 0, LEAST // 2
     start = 0
@@ -171,7 +171,9 @@ def _candidates(body: Body) -> Iterator[tuple[int, int]]:
 
 
 class _ErrorWords(msgspec.Struct):
-    """The relevant fields of an error. `details` is Anthropic's form, the other fields OpenAI's."""
+    """The fields of an error that this client reads. `details` is in Anthropic's format, the other
+    fields in OpenAI's.
+    """
 
     code: str | None = None
     digests: tuple[str, ...] = ()
@@ -197,18 +199,22 @@ _VERSION = msgspec.json.Decoder(_Version)
 
 @dataclass(slots=True)
 class ServerConversation:
-    """What is known about one server. Several requests may be in flight at a time."""
+    """What is known about one server: whether it accepts digests, and which bytes it has. Several
+    requests may be in flight.
+    """
 
     savings: Savings = field(default_factory=Savings)
     _reads: bool | None = None
     _known: OrderedDict[tuple[str, str], None] = field(default_factory=OrderedDict)
-    """The names whose bytes the server has, as (sender, name). Least recently used first."""
+    """The digests whose bytes the server has, as (sender, digest), the least recently used
+    first.
+    """
 
     def flow(self, body: Body, sender: str = "") -> Flow:
-        """Yield the messages to send for a JSON body, and receive the reply to each. The reply to
-        the last one is the response for the client.
+        """Yield what to send for a JSON body, one message after the other, and receive the reply to
+        each. The last reply is the response for the client.
 
-        `sender` identifies the API key, because tenants cannot refer to each other's bytes.
+        sender: identifies the API key, because tenants cannot refer to each other's bytes.
         """
         self.savings.count_body(body)
         named = NamedBody(body)
@@ -220,12 +226,14 @@ class ServerConversation:
         yield self._counted(Attempt(body))
 
     def unchanged(self, body: Body) -> Flow:
-        """Yield a body unchanged."""
+        """Yield a single attempt, which sends the body unchanged."""
         self.savings.count_body(body)
         yield self._counted(Attempt(body))
 
     def _send_named(self, named: NamedBody, sender: str) -> Generator[Attempt, AttemptReply, bool]:
-        """Send a body with names. If the server does not have some bytes, send it again with these.
+        """Send a body with digests. If the server lacks some bytes, send it again with these
+        attached.
+
         Returns False if the unchanged body must be sent instead.
         """
         brought: Collection[str] = [n for n in named.names if (sender, n) not in self._known]
@@ -259,14 +267,16 @@ class ServerConversation:
 
 
 _NOT_READ = ("unsupported_media_type",)
-"""Error codes of a server that does not (or no longer) support names."""
+"""Codes of errors from a server that does not, or no longer, accept digests."""
 _NO_NAMES = ("unknown_digests", "invalid_multipart", "wrong_digest", "too_many_names")
-"""Error codes that concern names, and so must not be passed to the client."""
+"""Codes of errors about digests. The client's own request has none, so these are not passed on to
+it.
+"""
 
 
 def reads_names(reply: AttemptReply) -> bool | None:
-    """Return whether a server supports names, from its reply to GET /version. Returns `None` if
-    that must be requested again later.
+    """Return whether a server accepts digests, given its response to GET /version. Returns `None`
+    if unknown, so that it must be requested again later.
     """
     if reply.status >= 500 or reply.status == 429:
         return None
@@ -278,7 +288,9 @@ def reads_names(reply: AttemptReply) -> bool | None:
 
 
 def refusal(reply: AttemptReply) -> tuple[str | None, tuple[str, ...]]:
-    """Return the code of an error, and the names whose bytes the server does not have."""
+    """Return the code of an error response, if any, and the digests whose bytes the server
+    lacks.
+    """
     if reply.status == 415:
         return "unsupported_media_type", ()
     if reply.status != 400:
@@ -293,6 +305,8 @@ def refusal(reply: AttemptReply) -> tuple[str | None, tuple[str, ...]]:
 
 
 def plain_json(method: str, content_type: str, content_encoding: str) -> bool:
-    """Return True if the request has an uncompressed JSON body, in which names can be used."""
+    """Return True if a request has an uncompressed JSON body, in which base64 can be replaced by
+    digests.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     return method == "POST" and kind == "application/json" and not content_encoding

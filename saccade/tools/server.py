@@ -1,4 +1,4 @@
-"""Functions that all clients share: a server's address, its model's name, and error messages."""
+"""Functions that all clients share: the server's address, the model's name, and error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from saccade.core.shown_url import shown_url
 
 
 def root(base_url: str) -> str:
-    """Return the address without the optional suffix /v1. Raises ConfigError."""
+    """Return the server's address without /v1 at its end. Raises ConfigError if it is not an HTTP
+    URL.
+    """
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(
             f"--base-url {shown_url(base_url)}: expected http://HOST:PORT or https://HOST, with or "
@@ -23,7 +25,7 @@ def root(base_url: str) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Return the reason of a failed connection, from the innermost exception of an HTTP error."""
+    """Return why a connection failed, from the innermost cause of an HTTP client's exception."""
     while beneath := error.__cause__ or error.__context__:
         error = beneath
     return (
@@ -34,7 +36,7 @@ def cause(error: BaseException) -> str:
 
 
 def unreachable(address: str, error: BaseException) -> ConfigError:
-    """Create the error for a server that does not respond at the start."""
+    """Return the error for a server that does not respond to the first request."""
     return ConfigError(
         f"cannot connect to {shown_url(address)} ({cause(error)}): is the server running? Set its "
         "address with --base-url"
@@ -42,9 +44,7 @@ def unreachable(address: str, error: BaseException) -> ConfigError:
 
 
 def said(answer: Any) -> str | None:
-    """Return the message in an error response, or `None` if it has none. The format is OpenAI's, or
-    the format of similar servers.
-    """
+    """Return the message in the JSON of an error response, or `None` if it has none."""
     match answer:
         case (
             {"error": {"message": str(text)}}
@@ -57,7 +57,9 @@ def said(answer: Any) -> str | None:
 
 
 def refusal(status: int, body: str) -> str:
-    """Return the server's message for an HTTP error, with the option that may fix it."""
+    """Return a server's message about an HTTP error. For a 401, it also names the option for the
+    key.
+    """
     try:
         text = said(json.loads(body))
     except ValueError:
@@ -67,7 +69,9 @@ def refusal(status: int, body: str) -> str:
 
 
 def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str:
-    """Request /v1/models, and return the first model. Raises ConfigError."""
+    """Return the name of the first model that the server lists at /v1/models. Raises
+    ConfigError.
+    """
     try:
         reply = httpx.get(f"{address}/v1/models", headers=dict(headers), timeout=timeout)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -76,7 +80,7 @@ def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str
 
 
 def named_first(address: str, status: int, body: str) -> str:
-    """Return the first model in a response of /v1/models. Raises ConfigError."""
+    """Return the first model's name in a response of /v1/models. Raises ConfigError."""
     if status == 401:
         raise ConfigError(f"{shown_url(address)}: {refusal(status, body)}")
     try:

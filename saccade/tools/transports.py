@@ -1,12 +1,11 @@
 """Transports for httpx, and for httpx2 (which newer SDKs use), that send the bytes of each image to
-a
-server only once: `httpx2.Client(transport=SendOnce(httpx2.HTTPTransport()))`.
+a server only once: `httpx2.Client(transport=SendOnce(httpx2.HTTPTransport()))`.
 
     SendOnce        for `Client`
     AsyncSendOnce   for `AsyncClient`
 
 `send_once.py` generates the requests. Servers are distinguished by their URL before /v1. This
-module imports neither library, but uses the classes of the objects that it is passed.
+module imports neither library. It uses the classes of the objects that it is passed.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ _REFUSALS = (400, 415)
 
 
 class _Conversations:
-    """A `ServerConversation` for each server. `savings` counts all servers together."""
+    """Creates and stores a `ServerConversation` for each server. `savings` counts over all
+    servers.
+    """
 
     def __init__(self) -> None:
         self.savings = Savings()
         self._servers: OrderedDict[str, ServerConversation] = OrderedDict()
 
     def begin(self, request: Any) -> Flow | None:
-        """Return the flow for a request's body, or `None` if it must be sent unchanged."""
+        """Return the flow for a request's body, or `None` if the request must be sent unchanged."""
         headers = request.headers
         content = headers.get("content-type", ""), headers.get("content-encoding", "")
         if not plain_json(request.method, *content):
@@ -56,7 +57,7 @@ class _Conversations:
 
 
 class _Transport:
-    """Base class of both transports. `transport` sends the requests."""
+    """Base class of both transports. transport: sends the requests."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -64,17 +65,20 @@ class _Transport:
 
     @property
     def savings(self) -> Savings:
-        """What was saved so far."""
+        """The bytes and images that were not sent again so far."""
         return self._conversations.savings
 
 
 class SendOnce(_Transport):
-    """Sends the bytes of each image once, to servers that support it. `transport` sends the
-    requests, for example an `HTTPTransport`.
+    """Sends the bytes of each image once, to servers that support it.
+
+    transport: sends the requests, for example an `HTTPTransport`.
     """
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request, with names instead of bytes that the server has. Returns the response."""
+        """Send a request and return the response. Images that the server has are replaced by their
+        digests.
+        """
         request.read()
         flow = self._conversations.begin(request)
         if flow is None:
@@ -101,12 +105,15 @@ class SendOnce(_Transport):
 
 
 class AsyncSendOnce(_Transport):
-    """Sends the bytes of each image once, to servers that support it. `transport` sends the
-    requests, for example an `AsyncHTTPTransport`.
+    """Sends the bytes of each image once, to servers that support it.
+
+    transport: sends the requests, for example an `AsyncHTTPTransport`.
     """
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request, with names instead of bytes that the server has. Returns the response."""
+        """Send a request and return the response. Images that the server has are replaced by their
+        digests.
+        """
         await request.aread()
         flow = self._conversations.begin(request)
         if flow is None:
@@ -158,7 +165,7 @@ def _version_request(request: Any) -> Any:
 
 
 def _is_read(step: Attempt | VersionQuestion, status: int) -> bool:
-    """Return True if the flow needs the response's body."""
+    """Return True if the flow needs the body of a response with this status."""
     if isinstance(step, VersionQuestion):
         return True
     return step.content_type is not None and status in _REFUSALS

@@ -1,8 +1,8 @@
-"""OpenAI's request bodies: their fields, grouped by topic.
+"""The request bodies of OpenAI's API: their fields, in groups.
 
-An unknown or unsupported field is a 400 that names it. Fields that would change the answer are
-never ignored. `body_schema.py` parses the bodies, and `read.py` converts them to requests. Messages
-are in `front/content.py`.
+An unknown or unsupported field leads to a 400 that names it. A field that would change the answer
+is never ignored. `body_schema.py` parses the bodies, and `read.py` converts them to requests. The
+schemas of messages are in `front/content.py`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from saccade.front.unread_fields import AnyFields
 from saccade.front.video_parts import MediaReading
 
 NO_LIMIT = -1
-"""The value of `max_tokens` with which clients of llama.cpp and LM Studio request no limit."""
+"""A value of `max_tokens` for no limit. Clients of llama.cpp and LM Studio send it."""
 MAX_CHOICES = 128
-"""Maximum answers to one request: prompts times `n`."""
+"""Maximum number of answers to one request: the number of prompts times `n`."""
 
 MAX_SALT = 256
-"""Maximum characters of a `cache_salt`."""
+"""Maximum length of `cache_salt`, in characters."""
 
 MAX_CACHE_KEY = 1024
-"""Maximum characters of a `prompt_cache_key`."""
+"""Maximum length of `prompt_cache_key`, in characters."""
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -144,8 +144,8 @@ class Reply(RequestScope, kw_only=True):
 
 
 class Streamed(Protocol):
-    """Fields of a request whose answer may be streamed. (A Struct can have only one base with
-    fields.)
+    """The fields that `check_stream` reads. A protocol, because a Struct can have only one base
+    class with fields.
     """
 
     @property
@@ -155,7 +155,9 @@ class Streamed(Protocol):
 
 
 def check_stream(fields: Streamed) -> None:
-    """Raise InvalidRequest for stream options without a stream, and for unsupported ones."""
+    """Raise InvalidRequest for stream options without `stream`, and for unsupported stream
+    options.
+    """
     if fields.stream_options is None:
         return
     if not fields.stream:
@@ -173,7 +175,9 @@ class NamedCaching(Struct, kw_only=True):
 
     @property
     def cache_request(self) -> CacheRequest:
-        """The cache settings. Raises InvalidRequest for an invalid lifetime."""
+        """The cache settings for the whole prompt. Raises InvalidRequest if a lifetime is
+        invalid.
+        """
         return read_cache_request(
             None, self.prompt_cache_options, None, False, self.prompt_cache_key or ""
         )
@@ -187,12 +191,14 @@ class CachedCaching(NamedCaching, kw_only=True):
 
     @property
     def cache_request(self) -> CacheRequest:
-        """The cache settings. Raises InvalidRequest for an invalid lifetime."""
+        """The cache settings for the whole prompt. Raises InvalidRequest if a lifetime is
+        invalid.
+        """
         return self.read(None)
 
     @property
     def compared(self) -> str | None:
-        """The id of the response to compare with for diagnostics, if any."""
+        """The id of the response with which diagnostics compare, or None."""
         options = self.prompt_cache_options
         return None if options is None else options.comparison_response_id
 
@@ -221,7 +227,9 @@ class PromptCaching(CachedCaching, kw_only=True):
 
     @property
     def cache_request(self) -> CacheRequest:
-        """The cache settings. Raises InvalidRequest for an invalid lifetime."""
+        """The cache settings for the whole prompt. Raises InvalidRequest if a lifetime is
+        invalid.
+        """
         return self.read(self.cache_control)
 
 
@@ -277,7 +285,7 @@ class ThinkingFields(Struct, kw_only=True):
 
     @property
     def budget(self) -> int | None:
-        """The maximum number of reasoning tokens, or None."""
+        """The maximum number of reasoning tokens, or None if the request sets none."""
         switch = self.thinking if isinstance(self.thinking, ThinkingSwitch) else None
         inner = None if self.reasoning is None else self.reasoning.max_tokens
         return inner if switch is None or switch.budget_tokens is None else switch.budget_tokens
@@ -289,7 +297,7 @@ class ThinkingFields(Struct, kw_only=True):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether to reason, or None if the request does not say."""
+        """Whether the model should reason, or None if the request does not say."""
         if isinstance(self.thinking, ThinkingSwitch):
             return self.thinking.type != "disabled"
         inner = None if self.reasoning is None else self.reasoning.enabled
@@ -303,7 +311,7 @@ class ImageFields(Struct, kw_only=True):
     mm_processor_kwargs: ImageLimits | None = None
 
     def part_defaults(self, usual: ImageLimits | None = None) -> PartDefaults:
-        """Return the defaults for images. `usual` is used if the request sets no limits."""
+        """Return the defaults of images. `usual` is used if the request sets no limits."""
         return PartDefaults.of(self.mm_processor_kwargs or usual, None)
 
 
@@ -314,7 +322,7 @@ class PromptFields(ImageFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def defaults(self, documents: DocumentOptions | None) -> PartDefaults:
-        """Return the defaults for images, videos and documents."""
+        """Return the defaults of images, videos and documents."""
         look, pace = self.mm_processor_kwargs, self.media_io_kwargs
         if look is None and pace is None and documents is None:
             return NO_DEFAULTS
@@ -359,18 +367,17 @@ class Prediction(AnyFields):
 
 
 class LikeliestTokens(Protocol):
-    """Fields of a request with the number of likeliest tokens to list for each token of the
-    answer.
-    """
+    """The field with the number of likeliest tokens to return for each token of the answer."""
 
     @property
     def top_logprobs(self) -> int | None: ...
 
 
 def count_likeliest(fields: LikeliestTokens, asked: bool, switch: str) -> int:
-    """Return the number of likeliest tokens to list.
+    """Return the number of likeliest tokens to return for each token of the answer.
 
-    `asked` is True if the field named `switch` enables them. Raises InvalidRequest if it does not.
+    asked: True if the request sets the field `switch`, which enables log-probabilities. If it does
+    not, but `top_logprobs` is set, raise InvalidRequest.
     """
     if fields.top_logprobs and not asked:
         raise InvalidRequest(f"top_logprobs needs {switch}", "top_logprobs")
@@ -402,7 +409,7 @@ class ToolRules(Struct, kw_only=True):
 
     @property
     def parallel(self) -> bool:
-        """False if an answer may contain only one call."""
+        """False if an answer may contain at most one tool call."""
         return self.parallel_tool_calls is not False
 
 
@@ -518,8 +525,8 @@ class DetokenizeRequest:
 
 
 _MAX_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
-"""Maximum JSON of a schema with its white space. Without white space, the limit is an eighth of
-this.
+"""Maximum size of a schema's JSON, with its white space, in bytes. Without white space, the limit
+is an eighth of this.
 """
 
 CHAT = BodySchema(ChatCompletionRequest, {"add_special_tokens": (False,)}, most_bytes=_MAX_BYTES)

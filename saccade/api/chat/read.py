@@ -1,6 +1,7 @@
-"""Convert OpenAI's request bodies to `GenerationRequest`s: chats, texts, and prompts to count.
+"""Converts OpenAI's request bodies to `GenerationRequest`s: chats, text completions, and prompts to
+tokenize.
 
-`fields.py` has the bodies' schemas. This module has the checks that a schema cannot express.
+`fields.py` has the schemas of the bodies. This module has the checks that a schema cannot express.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
-    """Read the body of a chat. Raises InvalidRequest that names the field."""
+    """Parse the body of POST /v1/chat/completions. Raises InvalidRequest that names the field."""
     request = CHAT.read(body, context_length)
     return chat_request(request, context_length), request.reply, request.answer
 
@@ -58,8 +59,8 @@ def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, 
 def read_completion(
     body: bytearray, context_length: int
 ) -> tuple[list[GenerationRequest], Reply, TextPrompt]:
-    """Read the body of a text completion. Returns one request per prompt. Raises InvalidRequest
-    that names the field.
+    """Parse the body of POST /v1/completions, and return one request per prompt. Raises
+    InvalidRequest that names the field.
     """
     request = COMPLETION.read(body, context_length)
     return completion_requests(request, context_length), request.reply, request.text
@@ -68,8 +69,9 @@ def read_completion(
 def read_tokenize(
     body: bytearray, context_length: int
 ) -> tuple[GenerationRequest, Reply, Counting]:
-    """Read the prompt to count: a chat if the body has messages, else a text. Raises InvalidRequest
-    that names the field, or if there are several prompts.
+    """Parse the body of POST /tokenize, which is a chat if it has messages, otherwise a text.
+
+    Raises InvalidRequest that names the field, or if there are several prompts.
     """
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
@@ -85,7 +87,7 @@ def read_tokenize(
 
 
 def read_detokenize(body: bytearray, context_length: int) -> Tokens:
-    """Read the token ids to decode. Raises InvalidRequest for a malformed body or too many
+    """Parse the body of POST /detokenize. Raises InvalidRequest if it is malformed or has too many
     tokens.
     """
     tokens = DETOKENIZE.read(body, context_length).tokens
@@ -95,7 +97,7 @@ def read_detokenize(body: bytearray, context_length: int) -> Tokens:
 
 
 def chat_request(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
-    """Build the request for a chat. Raises InvalidRequest for errors that the schema cannot
+    """Convert a parsed chat to a request. Raises InvalidRequest for errors that the schema cannot
     express.
     """
     conversation, answer = request.conversation, request.answer
@@ -184,7 +186,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
 
 
 def completion_requests(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
-    """Build the requests for a text completion, one per prompt."""
+    """Convert a parsed text completion to requests, one per prompt. Raises InvalidRequest."""
     reply = request.reply
     check_stream(reply)
     sampling = sampling_fields(request.sampling, request.ending)
@@ -214,7 +216,9 @@ def completion_requests(request: CompletionRequest, context_length: int) -> list
 
 
 def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
-    """Raise InvalidRequest for prompt scores in a stream, whose chunks have no field for them."""
+    """Raise InvalidRequest for prompt log-probabilities in a stream. Chunks have no field for
+    them.
+    """
     if scored and reply.stream:
         raise InvalidRequest(
             "prompt_logprobs, or echo with logprobs: not available in a stream: omit stream",
@@ -224,9 +228,10 @@ def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
 
 
 def silence(sampling: dict[str, Any], silent: bool) -> bool:
-    """Limit the answer to one token if the client wants only the prompt to be computed.
+    """If `silent`, limit `sampling` to one token, because the client wants the prompt computed but
+    no answer.
 
-    The engine still samples this token, but the client does not see it. Returns `silent`.
+    The engine still samples this token, but the client does not receive it. Returns `silent`.
     """
     if silent:
         sampling.update(ONE_TOKEN)
@@ -271,9 +276,11 @@ def _frozen(value: object) -> object:
 
 
 def read_rules(restraint: Restraint | None, budget: int | None = None) -> AnswerRules | None:
-    """Return a request's rules, or None if it has none.
+    """Return a request's rules for answers, or None if it has none.
 
-    Parameters and errors are those of `Restraint.rules`.
+    budget: the maximum number of reasoning tokens, if the request sets it elsewhere.
+
+    Raises InvalidRequest that names the field.
     """
     if restraint is None and budget is None:
         return None
@@ -281,7 +288,7 @@ def read_rules(restraint: Restraint | None, budget: int | None = None) -> Answer
 
 
 def sampling_fields(*groups: Struct) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that the request sets, with tuples instead of lists."""
+    """Return the fields of `SamplingParams` that these groups set, with tuples instead of lists."""
     given: dict[str, Any] = {
         name: _frozen(value)
         for group in groups

@@ -1,4 +1,4 @@
-"""OpenAI's response bodies: answers, chunks, usage and models."""
+"""The response bodies of OpenAI's API: answers, chunks, usage and models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PromptTokensDetails(Struct):
 
     @property
     def beside(self) -> dict[str, Any]:
-        """The optional fields that have a value."""
+        """The optional fields that are set."""
         told = {
             "cached_tokens_by_tier": self.cached_tokens_by_tier,
             "prepared_tokens": self.prepared_tokens,
@@ -67,7 +67,7 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """The tokens of one request. The prompt counts once for any `n`."""
+    """The token counts of one request. The prompt counts once, whatever `n` is."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -116,7 +116,9 @@ class PromptLogprob(Struct):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""For each token of the prompt: itself and the likeliest tokens, by id. None for the first."""
+"""For each token of the prompt, the log-probabilities of that token and of the likeliest tokens, by
+token id. None for the first token.
+"""
 
 
 class CompletionLogprobs(Struct):
@@ -206,7 +208,7 @@ class AnswerDelta(Struct):
 
 
 class ChunkChoice(Struct):
-    """One answer's part of a chunk."""
+    """The part of a chunk that belongs to one answer."""
 
     index: int
     delta: AnswerDelta
@@ -242,7 +244,7 @@ class MissReason(Struct):
 
 
 class CacheDiagnostics(Struct):
-    """What the caches were missing of a prompt, compared with earlier prompts."""
+    """Why the caches did not contain more of a prompt, compared with earlier prompts."""
 
     cache_miss_reason: MissReason | None
     """Null if the cache held everything that earlier prompts contain."""
@@ -317,7 +319,7 @@ class TokenText(Struct):
 
 
 class ChoiceReply:
-    """One choice, collected from its updates.
+    """Collects the updates of one choice for a response that is not streamed.
 
     Log-probabilities are encoded as they arrive, because encoding all of them at once would block
     the event loop.
@@ -347,7 +349,8 @@ class ChoiceReply:
 class UsageCounter:
     """Counts tokens for `usage`.
 
-    A prompt counts once for any `n`. Its cached tokens are those that its first answer found.
+    A prompt counts once, whatever `n` is. Its cached tokens are those that the first answer to it
+    found.
     """
 
     def __init__(
@@ -380,7 +383,7 @@ class UsageCounter:
 
     @classmethod
     def of(cls, prepared: Sequence[PreparedRequest]) -> UsageCounter:
-        """Create a counter for these prompts."""
+        """Create a counter for these requests, with the tokens of their prompts."""
         prompt = sum([len(each.request.tokens) for each in prepared])
         shown = [each for each in prepared if each.opened]
         images = sum([each.shown_tokens(video=False) for each in shown])
@@ -412,36 +415,39 @@ class UsageCounter:
 
 
 class Shape(Protocol):
-    """The format of answers in one of OpenAI's two APIs."""
+    """Converts answers to the format of one of OpenAI's two APIs."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     def opening(self, choice: int) -> ChunkChoice | None:
-        """Return the chunk that precedes a choice's text, or None."""
+        """Return the chunk that precedes the text of a choice, or None if the format has none."""
         ...
 
     def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs], /) -> Logprobs | None:
-        """Return log-probabilities in the API's format, or None if not requested.
+        """Return log-probabilities of `tokens` in the API's format, or None if they were not
+        requested.
 
-        Call this once per token, in order.
+        Call this once for each token, in order.
         """
         ...
 
     def chunks(self, event: AnswerUpdate) -> Sequence[ChunkChoice | TextChoice]:
-        """Return the choices to stream for an update, in order."""
+        """Return the choices to stream for one update, in order."""
         ...
 
     def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
 
 
 class ChatShape:
-    """The format of chat completions.
+    """Converts answers to the format of chat completions.
 
-    `logprobs`: the client requested log-probabilities. `tools`: the client sent tools. `reasoning`:
-    the answer shows the reasoning. This object records which choices have called a tool, for
-    `finish_reason`.
+    logprobs: the client requested log-probabilities.
+    tools: the client sent tools.
+    reasoning: the answer shows the reasoning.
+
+    An instance records which choices have called a tool, for `finish_reason`.
     """
 
     id_prefix = "chatcmpl-"
@@ -535,9 +541,9 @@ class ChatShape:
 
 
 class TextShape:
-    """The format of text completions.
+    """Converts answers to the format of text completions.
 
-    This object counts the characters of each choice's tokens, for `text_offset`.
+    An instance counts the characters of each choice's tokens, for `text_offset`.
     """
 
     id_prefix = "cmpl-"
@@ -585,10 +591,11 @@ class TextShape:
 
 
 def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
-    """Return the likeliest tokens by their text, the best first.
+    """Return the log-probabilities of the likeliest tokens `top` by the tokens' text, the likeliest
+    first.
 
-    Tokens may have the same text, because part of a character has no text. Of these, only the best
-    is returned.
+    Several tokens may have the same text, because a token with a part of a character has none. Only
+    the likeliest of them is returned.
     """
     found: dict[str, float] = {}
     for token, logprob in top:
@@ -605,7 +612,7 @@ def _text(token: bytes) -> str:
 
 
 class Writer:
-    """Builds the bodies of one response: its id, time and model name, in the format of its API."""
+    """Builds the body, or the chunks, of one response, with its id, time and model name."""
 
     def __init__(self, shape: Shape, model: str) -> None:
         self.shape = shape

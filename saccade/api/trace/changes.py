@@ -1,4 +1,4 @@
-"""How a request's newest images differ from the images before them, for the trace and a response
+"""Compares the newest images of a request with the images before them, for the trace and a response
 header.
 """
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from saccade.media.pixel_prints import PixelPrints
 
 CHANGED_HEADER = "x-saccade-changed"
-"""Response header with the fraction of the newest image that differs from the one before."""
+"""Response header: the fraction of the newest image that differs from the image before it."""
 EARLIER = "an earlier request"
 MAX_COMPARED = 64
-"""Maximum images of a request that are compared with each other, the newest ones."""
+"""Maximum number of images in a request that are compared with each other. They are the newest
+ones.
+"""
 _DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ImageChange:
-    """How an image differs from those before it."""
+    """How an image differs from the images before it."""
 
     share: float | None = None  # fraction of the squares that differ from the previous image
     same_as: str | None = None  # path of the latest earlier image with identical pixels
@@ -37,7 +39,9 @@ NO_CHANGE = ImageChange()
 
 
 class ImageChanges:
-    """The changes between a request's still images, in order. `prints` compares their pixels."""
+    """Compares the still images of a request in order. prints: compares the pixels of two
+    images.
+    """
 
     def __init__(self, prepared: PreparedRequest, prints: PixelPrints) -> None:
         self._prints = prints
@@ -49,12 +53,14 @@ class ImageChanges:
         prints.watch(key for _, key, _ in self._shown)
 
     def by_image(self) -> dict[int, ImageChange]:
-        """Return the changes by image index. Call this once the answer has started."""
+        """Return the changes by index of the image. Call this after the answer has started."""
         return {number: self._change(at, key) for at, (number, key, _) in enumerate(self._shown)}
 
     @property
     def newest(self) -> float | None:
-        """The fraction of the newest image that differs from the image before it, if known."""
+        """The fraction of the newest image that differs from the image before it, or None if
+        unknown.
+        """
         if not self._shown:
             return None
         at = len(self._shown) - 1
@@ -71,7 +77,7 @@ class ImageChanges:
     def _earlier(self, at: int) -> Iterator[tuple[ImageKey, str]]:
         """Yield the images before image `at`, the latest first.
 
-        For the only image of a request, yield the last image of the session's previous request.
+        If a request has only one image, yield the last image of the session's previous request.
         """
         for _, key, place in reversed(self._shown[:at]):
             yield key, place
@@ -80,7 +86,7 @@ class ImageChanges:
 
 
 def telling(send: Send, changes: ImageChanges) -> Send:
-    """Return a `send` that adds the header with the changes when the response starts."""
+    """Return a wrapper of `send` that adds the header `CHANGED_HEADER` when the response starts."""
 
     async def send_with_change(message: Message) -> None:
         if message["type"] == "http.response.start" and (share := changes.newest) is not None:

@@ -1,7 +1,7 @@
-"""The trace of a request's images and prompt: the `saccade` field in responses, and the log of slow
-requests.
+"""The trace of a request's images and prompt. It is the `saccade` field in responses, and is in the
+log of slow requests.
 
-`tracer.py` builds these.
+`tracer.py` builds it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from saccade.api.trace.changes import ImageChange
 
 EVERYTHING: Part = (0.0, 0.0, 1.0, 1.0)
-"""The part of an image that a tile shows if it shows the whole image."""
+"""The region of a tile that shows the whole image."""
 SILENT = "the audio is ignored"
 
 
@@ -35,7 +35,7 @@ class Size(Struct):
 
 
 class ImageCost(Struct):
-    """An image according to its header (upright), and its size for the model."""
+    """The properties of an image, and its size for the model."""
 
     place: str
     """The part of the request, such as messages[0].content[1]."""
@@ -73,7 +73,7 @@ class ImageCost(Struct):
 
 
 class ImageTimes(Struct):
-    """Milliseconds spent on one image."""
+    """How long each stage of one image took, in milliseconds."""
 
     fetch: float
     digest: float
@@ -100,14 +100,14 @@ class ImageStarts(Struct, omit_defaults=True):
 
 
 class ImageMissed(Struct, omit_defaults=True):
-    """Why the caches above the one that has the image did not have it."""
+    """Why faster caches than the one with the image did not contain it."""
 
     kv: Missed | None = None
     embedding: Missed | None = None
 
 
 class TilesTrace(Struct):
-    """The tiles of an encoded image, if the vision encoder encodes tiles independently."""
+    """Which tiles of an image were encoded, if the vision encoder encodes tiles independently."""
 
     seen: int
     """Tiles that an earlier image also contained."""
@@ -126,7 +126,7 @@ class TilesTrace(Struct):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """The cache hit or misses of one image, and its cost."""
+    """In which cache one image was found, and what it cost."""
 
     found: Level
     tier: Tier | UnsetType = UNSET  # tier of the embedding, if that was found
@@ -186,7 +186,7 @@ class ImageTrace(ImageCost, kw_only=True):
 
 
 class VideoTrace(Struct):
-    """A summary of one video's images."""
+    """A summary of how the images of one video were found."""
 
     place: str
     summary: str
@@ -207,7 +207,11 @@ class VideoTrace(Struct):
 def video_traces(
     found: Sequence[FoundImage], opened: Sequence[OpenedImage], places: Sequence[str]
 ) -> list[VideoTrace]:
-    """Return a summary of each video in a request, in order."""
+    """Return a summary of each video in a request, in order.
+
+    found: the images, including the videos' frames.
+    places: the path of each image in the client's request.
+    """
     videos: dict[str, list[tuple[FoundImage, OpenedImage]]] = {}
     for each in found:
         if opened[each.image].of_video:
@@ -216,7 +220,7 @@ def video_traces(
 
 
 class RequestTimes(Struct):
-    """Milliseconds from the request's arrival to each event."""
+    """When each stage of a request ended, in milliseconds after the request's arrival."""
 
     prepared: float  # submitted to the engine
     admitted: float  # started by the engine
@@ -226,7 +230,7 @@ class RequestTimes(Struct):
 
 
 class CacheTrace(Struct, omit_defaults=True):
-    """The cached tokens of a request's prompt, and the tokens that are now pinned."""
+    """How many tokens of the prompt were cached, and how many are pinned now."""
 
     cached_tokens: int
     tiers: dict[Tier, int] = {}  # cached tokens by tier
@@ -235,14 +239,17 @@ class CacheTrace(Struct, omit_defaults=True):
 
 
 def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, int]:
-    """Count cached tokens by tier. `restored` has those that were not on the device."""
+    """Return the number of cached tokens by tier.
+
+    restored: the number of tokens loaded from each tier other than the device.
+    """
     beside = dict(restored)
     here = cached - sum(beside.values())
     return {"device": here, **beside} if here else beside
 
 
 class Trace(Struct):
-    """The trace of a request."""
+    """How a request was processed: its images, times and cache hits."""
 
     images: Sequence[ImageTrace]  # in the order of the messages
     ms: RequestTimes

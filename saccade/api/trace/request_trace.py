@@ -1,4 +1,4 @@
-"""Middleware that records the timelines of requests, for plugins that export them."""
+"""Middleware that records the timeline of each request, for plugins that export them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
 }
-"""Paths whose requests are recorded, and the operation's name in OpenTelemetry."""
+"""Paths whose requests are recorded, with the name of the operation in OpenTelemetry."""
 
 
 class TimelineRecorder(Protocol):
-    """Receives the timelines of finished requests, for example to export them."""
+    """Receives the timeline of each finished request, for example to export it."""
 
     def record(self, journey: RequestTimeline) -> None:
-        """Receive a timeline. It is called on the event loop, so it must not block."""
+        """Receive a timeline. Called on the event loop, so it must not block."""
 
     def close(self) -> None:
-        """Finish pending work. It is called once, in any thread."""
+        """Finish pending work. Called once, in any thread."""
 
 
 class Journeys:
-    """Middleware that passes the timeline of each finished request to the recorders, for paths in
+    """Middleware that passes the timeline of each finished request to `recorders`, for paths in
     `OPERATIONS`.
     """
 

@@ -1,7 +1,7 @@
-"""The timeline of the request being served, from the arrival of its headers to the last byte of the
-response.
+"""The timeline of the request that is being served, from the arrival of its headers to the last
+byte of the response.
 
-It is small, and contains neither texts nor images.
+A timeline is small, and contains neither texts nor images.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from saccade.api.trace.tracer import AnswerSummary
 
 MAX_STATE = 512
-"""Maximum characters of `tracestate` that are passed on, as the W3C recommends."""
+"""Maximum number of characters of `tracestate` that are passed on, as the W3C recommends."""
 
 
 class RequestTimeline:
-    """One request. Times are `time.monotonic()`. Add `wall` to get seconds since the epoch."""
+    """When the stages of one request happened, in `time.monotonic()` seconds. Add `wall` to get
+    seconds since the epoch.
+    """
 
     def __init__(self, path: str, headers: Headers) -> None:
         self.path = path
@@ -43,21 +45,21 @@ class RequestTimeline:
         self.answer: AnswerSummary | None = None
 
     def send(self, message: Message) -> None:
-        """Record that a part of the response is about to be sent."""
+        """Record that a message of the response is about to be sent."""
         if message["type"] == "http.response.start":
             self.status, self.answering = message["status"], time.monotonic()
 
     def sent(self, message: Message) -> None:
-        """Record that a part of the response was sent."""
+        """Record that a message of the response has been sent."""
         if message["type"] == "http.response.body":
             self.whole = not message.get("more_body", False)
 
 
 journey: ContextVar[RequestTimeline | None] = ContextVar("journey", default=None)
-"""The timeline of the request being served, or None if it is not recorded."""
+"""The timeline of the request that the current task serves, or None if it is not recorded."""
 
 
 def note_failure(error: RequestError) -> None:
-    """Record that the request being served fails with `error`."""
+    """Record in the current timeline, if any, that the request fails with `error`."""
     if (own := journey.get()) is not None:
         own.failed = error.code or error.type

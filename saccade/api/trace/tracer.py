@@ -24,13 +24,13 @@ from saccade.front.answer_update import AheadReport, AnswerUpdate, FoundImage, L
 from saccade.front.prepared import PreparedRequest
 
 MAX_TRACED_IMAGES = 32
-"""Maximum images of a request with their own spans."""
+"""Maximum number of images in a request that have their own spans."""
 Figure = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A span in a request's timeline. Times are `time.monotonic()`."""
+    """A span in the timeline of a request. Times are in `time.monotonic()` seconds."""
 
     name: str
     begun: float
@@ -48,10 +48,11 @@ def _by_source(guesses: Iterable[DraftCounts]) -> list[DraftCounts]:
 
 
 class Tracer:
-    """Collects the updates of a request.
+    """Collects the updates of one request.
 
-    `wanted` is True if the client requested the trace. `changes` then compares its images.
-    `receive_ms` is how long the body took to arrive.
+    wanted: the client requested the trace.
+    changes: compares the request's images, if the trace was requested.
+    receive_ms: how long the body took to arrive.
     """
 
     def __init__(
@@ -99,21 +100,21 @@ class Tracer:
 
     @property
     def arrival(self) -> float:
-        """`time.monotonic()` when the body had been read."""
+        """When the body had been read, in `time.monotonic()` seconds."""
         return self._arrival
 
     @property
     def first(self) -> float | None:
-        """`time.monotonic()` at the first token, or None before that."""
+        """When the first token was received, in `time.monotonic()` seconds, or None before that."""
         return self._first
 
     @property
     def levels(self) -> Counter[Level]:
-        """The number of images found at each level."""
+        """The number of images by the cache level at which they were found."""
         return Counter(found.level for found in self._found)
 
     def legs(self) -> Iterator[Leg]:
-        """Yield the request's spans, including spans of at most `MAX_TRACED_IMAGES` images."""
+        """Yield the spans of the request, and those of its first `MAX_TRACED_IMAGES` images."""
         yield Leg("prepare", self._arrival, self._ready)
         named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
         for image, place in named[:MAX_TRACED_IMAGES]:
@@ -162,12 +163,12 @@ class Tracer:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the request arrived."""
+        """The number of seconds since the request arrived."""
         return time.monotonic() - self._arrival
 
     @property
     def trace(self) -> Trace:
-        """The trace. Read this once the answer has ended."""
+        """The trace in API format. Read this after the answer has ended."""
         opened, places = self._prepared.opened, self._prepared.places
         changes = {} if self._changes is None else self._changes.by_image()
         images = [
@@ -206,7 +207,7 @@ class Tracer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSummary:
-    """How a request was answered."""
+    """The outcome of a request: its usage, finish reasons, cache levels and spans."""
 
     arrival: float  # `time.monotonic()` when the body had been read
     first: float | None  # `time.monotonic()` at the first token

@@ -1,4 +1,4 @@
-"""The step that truncates the prompt, and expresses a request's `AnswerRules` in tokens."""
+"""The step that truncates the prompt, and converts the request's `AnswerRules` to tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.front.steps.tokenise import LimitAnswer
 
 
 class ApplyRules:
-    """Applies the rules of requests and of the checkpoint."""
+    """Applies the rules for answers that requests and the checkpoint set."""
 
     def __init__(self, context: StepContext) -> None:
         self._tokenizer = context.tokenizer
@@ -21,7 +21,7 @@ class ApplyRules:
         self._defaults = context.defaults.rules
 
     async def set_readable(self, preparation: Preparation) -> None:
-        """Set how many prompt tokens are encoded, and how many are kept."""
+        """Set how many prompt tokens may be encoded, and to how many they are truncated."""
         most, context = rules_of(preparation).truncate_prompt_tokens, preparation.context_length
         if most is not None:
             answer = max(1, preparation.request.sampling.get("max_tokens", 1))
@@ -29,12 +29,12 @@ class ApplyRules:
             preparation.readable = READABLE * context
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise InvalidRequest for a token outside the model's vocabulary."""
+        """Raise InvalidRequest if a listed token is not in the model's vocabulary."""
         for name, ids in rules_of(preparation).named_tokens():
             self._limits.check_tokens(name, ids)
 
     async def apply(self, preparation: Preparation) -> None:
-        """Truncate the prompt, and express the rules in tokens."""
+        """Truncate the prompt, and convert the rules to tokens."""
         rules, length = rules_of(preparation), len(preparation.prompt.tokens)
         if surplus := length - preparation.kept_of(length):
             preparation.prompt = cut(preparation.prompt, surplus)
@@ -53,10 +53,10 @@ class ApplyRules:
             preparation.ignored += ("thinking_token_budget",)
 
     def _reasons(self, preparation: Preparation) -> bool:
-        """Return True if the answer starts inside reasoning.
+        """Return True if the answer starts within reasoning.
 
-        The content of a chat may contain the tags as plain text, so `prompt.reasoning` decides
-        there. In any other prompt, the client has written the tags on purpose.
+        A chat's messages may contain the tags as plain text, so `prompt.reasoning` decides for
+        chats. In other prompts, the client has written the tags on purpose.
         """
         prompt, tags = preparation.prompt, reasoning_tags(self._tokenizer)
         if isinstance(preparation.request.prompt, Chat) or tags is None:
@@ -66,12 +66,14 @@ class ApplyRules:
 
 
 def rules_of(preparation: Preparation) -> AnswerRules:
-    """Return the request's rules, which are empty if only the checkpoint has rules."""
+    """Return the rules that the request sets, which may be none."""
     return preparation.request.rules or NO_ANSWER_RULES
 
 
 def cut(prompt: Prompt, count: int) -> Prompt:
-    """Drop the first `count` tokens. Raises InvalidRequest if that would drop an image."""
+    """Return the prompt without its first `count` tokens. Raises InvalidRequest if that would
+    remove an image.
+    """
     if lost := next((span for span in prompt.spans if span.start < count), None):
         left = len(prompt.tokens) - lost.start
         raise InvalidRequest(

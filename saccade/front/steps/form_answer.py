@@ -1,4 +1,4 @@
-"""The step that chooses how tool calls are parsed, and rejects tools or structured output that this
+"""The step that chooses how tool calls are parsed. It rejects tools and structured output that this
 model or server does not support.
 """
 
@@ -18,14 +18,14 @@ from saccade.text.answer.tool_format import ToolFormat
 
 @dataclass(frozen=True, slots=True)
 class WrittenCalls:
-    """The format of tool calls in an answer, if it is not the model's own."""
+    """The format in which the answer contains tool calls, if it is not the model's own."""
 
     NAME: ClassVar[str] = "form.calls"
     form: ToolFormat
 
 
 def find_calls(preparation: Preparation, model: ToolFormat | None) -> ToolFormat | None:
-    """Return the format of the answer's tool calls. `model` is the model's own format."""
+    """Return the format in which the answer contains tool calls. model: the model's own format."""
     written = find_extra(preparation.extras, WrittenCalls)
     return model if written is None else written.form
 
@@ -41,7 +41,8 @@ class FormAnswer:
     async def choose(self, preparation: Preparation) -> None:
         """Choose how tool calls are parsed.
 
-        Raises InvalidRequest if the model cannot call tools, or if no plugin provides grammars.
+        Raises InvalidRequest if the model cannot call tools, or if a grammar is needed and no
+        plugin provides grammars.
         """
         request, form = preparation.request, find_calls(preparation, self._calls)
         if form is None:
@@ -60,7 +61,7 @@ class FormAnswer:
         )
 
     def _without_calls(self, request: GenerationRequest, form: ToolFormat) -> dict[str, object]:
-        """Return the request's sampling with tool calls forbidden.
+        """Return the request's sampling fields, changed so that the model cannot call tools.
 
         The tools stay in the prompt, so that the cached prefix is the same whether calls are
         allowed or not.
@@ -72,7 +73,9 @@ class FormAnswer:
 
 
 def _check_without_calls(request: GenerationRequest) -> None:
-    """Raise InvalidRequest if the model may call tools, but has no format for it."""
+    """Raise InvalidRequest if the request allows tool calls, for a model without a format for
+    them.
+    """
     tools = request.chat.tools
     if tools is None:
         return

@@ -1,4 +1,4 @@
-"""The step that converts cache breakpoints from parts of a chat to offsets in tokens."""
+"""The step that converts cache breakpoints from parts of a chat to token offsets."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ class KeepPrompt:
         self._spec = context.spec
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise InvalidRequest for too many breakpoints."""
+        """Raise InvalidRequest if the request has too many breakpoints."""
         self.breakpoints_of(preparation.request)
 
     async def set_breakpoints(self, preparation: Preparation) -> None:
-        """Set the prompt's breakpoints and, for cache diagnostics, the offsets of its parts."""
+        """Set the breakpoints of the prompt. For cache diagnostics, also set the offsets of its
+        parts.
+        """
         prompt = preparation.prompt
         preparation.prompt = self.with_breakpoints(preparation.request, preparation.encoded, prompt)
 
     def with_breakpoints(
         self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt
     ) -> Prompt:
-        """Return the prompt with its breakpoints and message offsets."""
+        """Return the prompt with cache breakpoints and, for cache diagnostics, the offsets of its
+        parts.
+        """
         spans, images = prompt.spans, [each.image for each in prompt.opened]
         ends = encoded.message_offsets
         found = [(self._spec.widened(at, spans, images), mark) for at, mark in ends]
@@ -49,7 +53,9 @@ class KeepPrompt:
 
     @staticmethod
     def breakpoints_of(request: GenerationRequest) -> Sequence[Mark]:
-        """Return the breakpoints that are used. Raises InvalidRequest for too many."""
+        """Return the breakpoints of a request that are used. Raises InvalidRequest if there are too
+        many.
+        """
         return choose(request.chat.marks, request.cache)
 
 
@@ -59,9 +65,9 @@ def _breakpoints(
     found: Sequence[tuple[int, MessageOffset]],
     length: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Return the breakpoints as (offset in tokens, seconds), sorted by offset.
+    """Return the breakpoints as (token offset, seconds), sorted by offset.
 
-    If several have the same offset, the longest time is used.
+    If several have the same offset, the longest lifetime is used.
     """
     ends = {(each.message, each.part): at for at, each in found}
     points: dict[int, int] = {}

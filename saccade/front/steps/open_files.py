@@ -1,7 +1,7 @@
-"""The step that opens a request's files, and replaces each by parts that the model can read.
+"""The step that opens the files in a request, and replaces each with parts that the model can read.
 
-A PDF becomes the text and the image of each page, in order. An image stays an image. Cache
-breakpoints on a file move to its last part.
+A PDF is replaced with the text and the image of each page, in order. An image file is replaced with
+the image. A cache breakpoint on a file moves to its last part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class OpenFiles:
         self._text = context.step(Tokenise)
 
     async def open(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, and tokenize the result. It must fit in the context."""
+        """Replace the files with their pages, and tokenize the result. It must fit in the
+        context.
+        """
         others = len(preparation.encoded.tokens) + 1
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
@@ -41,8 +43,8 @@ class OpenFiles:
         await self._text.encode(preparation)
 
     async def open_within_reason(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, and tokenize the result. It may take `READABLE` times
-        the context.
+        """Replace the files with their pages, and tokenize the result. It must fit in `READABLE`
+        times the context.
         """
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
@@ -59,7 +61,7 @@ class OpenFiles:
         beside: int = 0,
         most: int = 1,
     ) -> list[GenerationRequest]:
-        """Return the requests with each file replaced by its parts.
+        """Return the requests with each file replaced with its parts.
 
         A chat is rejected before its pages are read if they and `beside` other tokens exceed `most`
         times the context. Raises a RequestError that names the field.
@@ -93,12 +95,12 @@ class OpenFiles:
 
 
 PartsOfFiles = Mapping[int, tuple[Part, ...]]
-"""The parts that replace a `SentFile`, by its `id()`."""
+"""The parts that replace each `SentFile`, by its `id()`."""
 
 
 def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
-    """Return the heading, then the number, text and image of each page. In the bare view, return
-    only images.
+    """Return the parts for a document: its heading, then the number, text and image of each page.
+    In the bare view, return only images.
     """
     parts: list[Part] = []
     said = file.heading
@@ -114,7 +116,9 @@ def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
 
 
 def with_parts(chat: Chat, parts: PartsOfFiles) -> Chat:
-    """Return the chat with its files replaced. A file's cache breakpoint moves to its last part."""
+    """Return the chat with its files replaced. The cache breakpoint of a file moves to its last
+    part.
+    """
     messages = tuple(
         _with_parts(message, parts) if message.media else message for message in chat.messages
     )

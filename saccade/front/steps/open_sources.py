@@ -1,4 +1,4 @@
-"""The step that checks and opens a request's images and videos.
+"""The step that checks and opens the images and videos of a request.
 
 Opening a video yields the text around its frames, which is added to the prompt. Images are decoded
 later.
@@ -25,13 +25,11 @@ class OpenSources:
         self._prompts = context.prompts
 
     async def check(self, preparation: Preparation) -> None:
-        """Reject media that this model cannot read, before any is fetched."""
+        """Raise InvalidRequest for media that this model cannot read, before any is fetched."""
         self._media.check_sources(preparation.request.chat.sources)
 
     async def open(self, preparation: Preparation) -> None:
-        """Open all images and videos, and add the text around the frames of videos to the
-        prompt.
-        """
+        """Open all images and videos. Add the text around the frames of videos to the prompt."""
         request, client, budget = preparation.request, preparation.client, preparation.budget
         opened = await self.opened(request, request.chat.sources, client, budget)
         preparation.encoded = await self.with_placeholders(
@@ -46,7 +44,7 @@ class OpenSources:
         client: Client,
         budget: MemoryBudget,
     ) -> tuple[Opened, ...]:
-        """Open `sources` on behalf of the client. Raises a RequestError."""
+        """Open `sources`, and count their bytes in `budget`. Raises a RequestError."""
         salt = request.adapter.salted(client.salt(request.cache_salt))
         requester = Requester.of(client, request.cache_salt, budget)
         return await self._media.open_all(sources, salt, requester)
@@ -58,7 +56,7 @@ class OpenSources:
         opened: Sequence[Opened],
         readable: int,
     ) -> EncodedPrompt:
-        """Return the prompt with a placeholder for each frame of a video, and the text
+        """Return the prompt with a placeholder for each group of frames of a video, and the text
         around them.
         """
         texts = [each.text for each in opened if isinstance(each, OpenedVideo)]

@@ -1,4 +1,6 @@
-"""The steps of every request: tokenize its text, expand its placeholders, and limit its answers."""
+"""The steps that apply to every request: tokenize its text, expand its placeholders, and limit its
+answers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Tokenise:
         self._tags = context.tags
 
     async def encode(self, preparation: Preparation) -> None:
-        """Tokenize the text, with one token per image, and compute the sampling parameters.
+        """Tokenize the text, with a single token for each image, and compute the sampling
+        parameters.
 
         Raises InvalidRequest if the tokens leave no space for an answer.
         """
@@ -41,19 +44,19 @@ class Tokenise:
         preparation.reading = replace(preparation.reading, where=where, tags=self._tags)
 
     async def read(self, preparation: Preparation) -> None:
-        """Tokenize the text, whether or not it leaves space for an answer."""
+        """Tokenize the text. It need not leave space for an answer."""
         request = preparation.request
         preparation.encoded = await self._prompts.encode(request, preparation.readable)
 
     async def widen(self, preparation: Preparation) -> None:
-        """Expand each placeholder to the length of its image."""
+        """Expand each placeholder to as many tokens as its image has."""
         request, encoded = preparation.request, preparation.encoded
         preparation.prompt = self.widened(request, encoded, preparation.opened)
 
     def widened(
         self, request: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
-        """Return the prompt for the engine, with the opened images and videos."""
+        """Return the engine's prompt for encoded text and opened images and videos."""
         shown = [image for each in opened for image in each.images]
         steps = [step for each in opened for step in each.steps]
         images = [each.image for each in shown]
@@ -68,19 +71,19 @@ class Tokenise:
         return Prompt(tokens, spans, tuple(shown), places, encoded.reasoning)
 
     async def predict(self, preparation: Preparation) -> None:
-        """Tokenize the answer that the client expects, for draft tokens."""
+        """Tokenize the answer that the client predicts, for draft tokens."""
         preparation.prediction = await self._prompts.predicted(preparation.request.prediction)
 
     async def note_ignored(self, preparation: Preparation) -> None:
-        """Record the fields that this model's template does not support."""
+        """Record which fields of the request the model's template does not support."""
         request = preparation.request
         names = self._prompts.ignored(request.chat)
         preparation.ignored += tuple(request.names[name] for name in names)
 
 
 class LimitAnswer:
-    """Limits the length of answers, and adds defaults for sampling fields that a request leaves
-    out.
+    """Limits the length of answers, and adds defaults of sampling fields that a request
+    leaves out.
     """
 
     def __init__(self, context: StepContext) -> None:
@@ -89,12 +92,12 @@ class LimitAnswer:
 
     @property
     def usual_length(self) -> str:
-        """The default length of answers, in words."""
+        """A description of the default maximum length of answers."""
         most = self._defaults.max_tokens
         return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 
     async def limit(self, preparation: Preparation) -> None:
-        """Compute the sampling parameters again, for the final prompt."""
+        """Compute the sampling parameters again, now that the length of the prompt is final."""
         length = len(preparation.prompt.tokens)
         preparation.sampling = self.sampling(
             preparation.request, length, preparation.context_length
@@ -103,8 +106,8 @@ class LimitAnswer:
     def sampling(
         self, request: GenerationRequest, prompt_tokens: int, context_length: int
     ) -> SamplingParams:
-        """Return the request's sampling with defaults, and the answer limited to the rest of the
-        context.
+        """Return the request's sampling parameters with defaults. The answer is limited to the rest
+        of the context.
 
         Raises InvalidRequest if the prompt is empty or leaves no space for an answer.
         """
@@ -120,7 +123,9 @@ class LimitAnswer:
         return sampling
 
     def check_tokens(self, name: str, ids: Sequence[int]) -> None:
-        """Raise InvalidRequest that names the field `name` for a token outside the vocabulary."""
+        """Raise InvalidRequest that names the field `name` if one of `ids` is not in the
+        vocabulary.
+        """
         size = self._vocab_size
         if outside := [token for token in ids if not 0 <= token < size]:
             raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""The formats in which a model writes tool calls and reasoning: set by the operator, or detected in
-the chat template.
+"""The formats in which a model writes tool calls and reasoning. The operator sets them, or they are
+detected in the chat template.
 
-The tool-call formats are Qwen-VL's, in `formats/`, and the formats of plugins.
+The tool-call formats are Qwen-VL's, in `formats/`, and those of plugins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from saccade.text.answer.tool_format import ToolFormat
 
 
 def find_formats() -> dict[str, ToolFormat]:
-    """Return the formats by name, in the order in which they are looked for in a template."""
+    """Return all tool-call formats by name, in the order in which a template is searched for
+    them.
+    """
     others = import_field(lambda plugin: plugin.requests.tool_formats)
     found: Iterable[ToolFormat] = chain(formats.FORMATS, *others)
     return {each.name: each for each in sorted(found, key=lambda each: each.order)}
@@ -27,9 +29,11 @@ def find_formats() -> dict[str, ToolFormat]:
 
 FORMATS: Mapping[str, ToolFormat] = find_formats()
 CALL_TAGS = frozenset[str]().union(*(each.tags for each in FORMATS.values()))
-"""Tags of tool calls. They are kept in the text to parse even if they are special tokens."""
+"""Tags of tool calls in any format. They are kept in the text to parse even if they are special
+tokens.
+"""
 THOUGHTS = (THINK, *(each.thoughts for each in FORMATS.values() if each.thoughts is not None))
-"""The tags of all reasoning formats."""
+"""The tags around reasoning in all formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class AnswerFormat:
     reasoning: Tags | None = None  # the tags around reasoning, or `None` if unknown
 
     def described(self) -> tuple[tuple[str, str], ...]:
-        """Return (name, value) pairs for the start-up report."""
+        """Return the two formats as (name, value) pairs, for the start-up report."""
         calls = "none: tools are refused"
         if self.calls is not None:
             calls = f"{self.calls.name} ({self.calls.note})" if self.calls.note else self.calls.name
@@ -51,16 +55,18 @@ class AnswerFormat:
 
 
 SILENT = AnswerFormat()
-"""The format of a model without known tool calls and reasoning."""
+"""The format of a model that calls no tools and does not reason, as far as is known."""
 
 
 def find_answer_format(
     templates: Iterable[str], tool_parser: str, reasoning_parser: ReasoningParser
 ) -> AnswerFormat:
-    """Return the formats, and detect those whose parser is "auto" in the templates.
+    """Return the formats of tool calls and of reasoning. A format is detected in the templates if
+    its parser is "auto".
 
-    `templates`: the checkpoint's, and the family's own template for tools. Raises ConfigError for
-    an unknown parser.
+    templates: the checkpoint's templates, and the family's template for tools.
+
+    Raises ConfigError for an unknown parser.
     """
     text = "\n".join(templates)
     if tool_parser in FORMATS:

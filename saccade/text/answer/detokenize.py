@@ -1,6 +1,6 @@
-"""Incremental detokenization, and stop strings.
+"""Converts tokens to text incrementally, and finds stop strings.
 
-Each update of a response contains only complete characters. Together, the updates are the text that
+Each update of a response contains only complete characters. All updates together are the text that
 decoding all tokens at once would return.
 """
 
@@ -19,14 +19,14 @@ _SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class Vocabulary:
-    """Maps each token to its bytes, as the tokenizer's decoder would.
+    """Maps each token to the bytes that the tokenizer's decoder would return for it.
 
     Supports byte-level BPE (each character of a token stands for a byte) and SentencePiece BPE
     (U+2581 stands for a space, and `<0xE4>` for a byte).
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Inspect the tokenizer's decoder. Raises CheckpointError if its type is unsupported."""
+        """Read the tokenizer's decoder. Raises CheckpointError if its type is not supported."""
         decoder = (
             json.loads(backend.decoder.__getstate__())
             if backend.decoder is not None
@@ -54,7 +54,7 @@ class Vocabulary:
         self._named: dict[frozenset[str], Mapping[int, bytes]] = {frozenset(): {}}
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token's text. Special tokens and unknown ids have none."""
+        """Return the bytes of a token's text. They are empty for special tokens and unknown ids."""
         known = self._bytes.get(token)
         if known is None:
             piece = self._backend.id_to_token(token)
@@ -62,7 +62,9 @@ class Vocabulary:
         return known
 
     def name_of(self, token: int) -> bytes:
-        """Return the name of a special token, for log-probabilities, or another token's bytes."""
+        """Return the name of a special token as bytes, or the bytes of another token's text. Used
+        for log-probabilities.
+        """
         return (
             (self._backend.id_to_token(token) or "").encode()
             if token in self.special
@@ -70,7 +72,7 @@ class Vocabulary:
         )
 
     def named(self, names: frozenset[str]) -> Mapping[int, bytes]:
-        """Return the special tokens among these names, by id."""
+        """Return the special tokens with these names: their names as bytes, by id."""
         if (known := self._named.get(names)) is None:
             ids = {self._backend.token_to_id(name): name.encode() for name in names}
             known = {token: ids[token] for token in self.special & ids.keys()}
@@ -88,14 +90,17 @@ class Vocabulary:
 
 
 class Detokenizer:
-    """The text of one response, update by update, with constant work per token."""
+    """Converts the tokens of one response to text, update by update, with constant work per
+    token.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, special: bool = False, tags: frozenset[str] = frozenset()
     ) -> None:
         """Start a response.
 
-        special: include all special tokens by name. Otherwise, only those in `tags` are included.
+        special: include the names of all special tokens in the text. Otherwise, only those in
+        `tags` are included.
         """
         shown, bytes_of = vocabulary.named(tags), vocabulary.bytes_of
         self._bytes_of: Callable[[int], bytes] = bytes_of
@@ -107,11 +112,13 @@ class Detokenizer:
         self._strip = vocabulary.strips_first_space
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """Return the characters that `tokens` complete."""
+        """Add tokens, and return the characters that are now complete."""
         return self._stripped(self._decoder.decode(b"".join(map(self._bytes_of, tokens))))
 
     def end(self) -> str:
-        """Return the remaining text at the end: U+FFFD for an incomplete character."""
+        """Return the rest of the text at the end of the response: U+FFFD for an incomplete
+        character, or "".
+        """
         return self._stripped(self._decoder.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
@@ -122,11 +129,11 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Finds stop strings in a response, also across tokens.
+    """Finds stop strings in a response, even if they span several updates.
 
     The first complete stop string ends the response. If several end at the same character, the
-    longest counts. The response is the text before it, plus the stop string itself if `kept`. Text
-    is held back only while it may be the beginning of a stop string.
+    longest is used. The response is the text before it, plus the stop string itself if `kept`. Text
+    is held back only while it may be the start of a stop string.
     """
 
     def __init__(self, stops: Sequence[str], kept: bool = False) -> None:
@@ -139,7 +146,9 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Return the text that belongs to the response, and whether a stop string is complete."""
+        """Add text. Return the text that belongs to the response, and whether a stop string is
+        complete.
+        """
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
@@ -151,7 +160,9 @@ class StopStrings:
         return text[:safe], False
 
     def end(self) -> str:
-        """Return the text held back, when the response ends without a stop string."""
+        """Return the text that was held back. Call this if the response ends without a stop
+        string.
+        """
         held, self._held = self._held, ""
         return held
 

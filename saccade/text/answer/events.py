@@ -1,4 +1,4 @@
-"""The events that a response is parsed to: reasoning, text and tool calls."""
+"""The events into which a response is parsed: reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of the response."""
+    """A piece of text of the response."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call to the tool `name` has started. Indices count all calls that started.
+    """A call of the tool `name` has started. `index` counts the started calls of the response from
+    0.
 
-    toolset: the client's set of tools that it belongs to, if any.
+    toolset: the client's group of tools that it belongs to, if any.
     """
 
     index: int
@@ -27,7 +28,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A fragment of a tool call's arguments. The fragments, joined, are a JSON object."""
+    """A fragment of a tool call's arguments. All fragments together are a JSON object."""
 
     index: int
     text: str
@@ -35,14 +36,16 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A call is complete."""
+    """A tool call is complete."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A call that was reported while it arrived is invalid. All its text follows as `Text`."""
+    """A tool call that was reported while it arrived is invalid. All of its text follows as
+    `Text`.
+    """
 
     index: int
 
@@ -52,7 +55,7 @@ Event = Text | CallStarted | CallArguments | CallEnded | CallBroken
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """Text of the reasoning."""
+    """A part of the reasoning."""
 
     text: str
 

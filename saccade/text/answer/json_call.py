@@ -1,7 +1,7 @@
-"""Parses a tool call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
+"""Parses a tool call in JSON, character by character: {"name": ..., "arguments": {...}}.
 
-After every character, the scanner checks whether a JSON document can still follow. Models write
-control characters in strings. These are accepted, and replaced by escapes.
+After every character, the scanner checks whether the text can still become a JSON document. Models
+write control characters in strings. These are accepted, and replaced by escapes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 _SPACE = " \t\r\n"
 MAX_DEPTH = 128
 _MAX_NUMBER = 400
-"""Maximum characters in a number."""
+"""Maximum number of characters in a JSON number."""
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = frozenset("0123456789+-.eE")
@@ -21,7 +21,9 @@ _LITERALS = ("true", "false", "null")
 
 
 class JsonScanner:
-    """Scans one object, list or string (or null), which ends with its own last character."""
+    """Scans one JSON object, list, string or null. Other values have no closing character, so they
+    are not supported.
+    """
 
     def __init__(self) -> None:
         self._stack: list[str] = []  # expected closing brackets, innermost last
@@ -34,7 +36,9 @@ class JsonScanner:
         self.done = False
 
     def feed(self, character: str) -> str | None:
-        """Return `character` as strict JSON, or `None` if it cannot continue the document."""
+        """Return `character` as strict JSON, or `None` if the text so far cannot become a JSON
+        document.
+        """
         assert not self.done
         if self._in_string:
             return self._feed_string(character)
@@ -48,7 +52,7 @@ class JsonScanner:
         return character if self._feed_mark(character) else None
 
     def skip(self, data: str, at: int) -> int:
-        """Return the index in `data` after the plain characters of a string that start at `at`."""
+        """Return the index after the plain characters of a string that start at `at` in `data`."""
         plain = _PLAIN.match(data, at) if self._in_string and self._escape < 0 else None
         return at if plain is None else plain.end()
 
@@ -133,10 +137,14 @@ class JsonScanner:
 
 
 class JsonCall:
-    """A tool call that is being parsed."""
+    """Parses one call in JSON."""
 
     def __init__(self, close: str, alias: str = "arguments") -> None:
-        """Start a call. close: the tag that ends it. alias: the key of the arguments."""
+        """Start a call.
+
+        close: the tag that ends it.
+        alias: the key of the arguments.
+        """
         self.name: str | None = None
         self._close = close
         self._alias = alias
@@ -163,7 +171,7 @@ class JsonCall:
         return taken
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
+        """Parse a character. Returns False, without consuming it, if the text cannot be a call."""
         if self._scanner is not None:
             return self._feed_scanner(self._scanner, character)
         if character in _SPACE and not self._matched:
@@ -251,7 +259,7 @@ class JsonCall:
 
 
 def _as_object(text: str) -> str | None:
-    """Return arguments as the text of a JSON object, or `None` if they are invalid.
+    """Return the arguments as the text of a JSON object, or `None` if they are invalid.
 
     They may be an object, a string that contains an object as JSON, or null.
     """

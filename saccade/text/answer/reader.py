@@ -1,6 +1,6 @@
-"""Parses a response incrementally to reasoning, text and tool calls.
+"""Parses a response incrementally into reasoning, text and tool calls.
 
-Reasoning comes first. Calls may be in the reasoning, or in the text.
+Reasoning comes first. Calls may be in the reasoning or in the text.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 
 class EventReader(Protocol):
-    """Parses one response."""
+    """Parses one response into events."""
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Return the events that `text` completes."""
+        """Parse text, and return the events that are now complete."""
         ...
 
     def end(self) -> list[AnswerEvent]:
-        """Return the remaining events when the response ends."""
+        """Return the remaining events at the end of the response."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """How to parse a response, as determined by the request."""
+    """How to parse the response to a request."""
 
     # `reasoning_at` the prompt, for reasoning in `tags`; `None`: reasoning tags are text
     where: Where | None = None
@@ -56,7 +56,7 @@ class ReadAs:
     translate: Callable[[EventReader], EventReader] | None = None  # wraps the parser
 
     def reader(self) -> EventReader:
-        """Return a parser for one response."""
+        """Create a parser for one response."""
         certain = self.certain
         reader = AnswerReader(
             self.where, self.form, self.tools, eager=certain, certain=certain, tags=self.tags
@@ -65,13 +65,13 @@ class ReadAs:
 
     @property
     def read_tags(self) -> frozenset[str]:
-        """Tags that the parser needs in the text even if they are special tokens."""
+        """Tags that must be in the text for the parser, even if they are special tokens."""
         reasoning = frozenset({self.tags.open, self.tags.close} if self.where else ())
         return reasoning if self.form is None else reasoning | CALL_TAGS
 
 
 PLAIN = ReadAs()
-"""Parses all of a response as text."""
+"""Parses an entire response as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """A complete response."""
+    """A complete response, separated into text, reasoning and tool calls."""
 
     text: str
     reasoning: str
@@ -93,7 +93,7 @@ class WholeAnswer:
 
 
 class AnswerReader:
-    """Parses one response."""
+    """Parses one response into reasoning, text and tool calls."""
 
     def __init__(
         self,
@@ -108,9 +108,11 @@ class AnswerReader:
     ) -> None:
         """Start a response.
 
-        where: from `reasoning_at`; `None`: reasoning tags are text. form: the tool-call format;
-        `None`: calls are text. tools, eager: as in `ToolCalls`. certain: a grammar ensures valid
-        calls, so only the end of the response can break one.
+        where: the result of `reasoning_at`; `None`: reasoning tags are text.
+        form: the tool-call format; `None`: calls are text.
+        tools, eager: as in `ToolCalls`.
+        certain: a grammar ensures valid calls, so only the end of the response can make one
+            invalid.
         """
         self._reasoning = None if where is None else Reasoning(where, tags)
         self._form = form
@@ -122,14 +124,15 @@ class AnswerReader:
         self._calls = self._reader(0)
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Return the events that `text` completes."""
+        """Parse text, and return the events that are now complete."""
         pieces = [Piece(text, False)] if self._reasoning is None else self._reasoning.feed(text)
         return self._events(pieces)
 
     def end(self) -> list[AnswerEvent]:
-        """Return the remaining events when the response ends.
+        """Return the remaining events at the end of the response.
 
-        If `certain`, a truncated call gets no end event. Otherwise an incomplete call is text.
+        If `certain`, a truncated call gets no end event. Otherwise, an incomplete call is returned
+        as text.
         """
         events = self._events([] if self._reasoning is None else self._reasoning.end())
         if self._calls is None or (self._certain and self._calls.within):
@@ -165,7 +168,7 @@ class AnswerReader:
 
 
 def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
-    """Return the response that `events` describe. A truncated call keeps its partial arguments."""
+    """Combine the events of a response. A truncated call has incomplete arguments."""
     text, reasoning = list[str](), list[str]()
     calls: dict[int, tuple[str, str, list[str]]] = {}
     for event in events:

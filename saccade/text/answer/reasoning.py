@@ -1,5 +1,5 @@
-"""Separates reasoning from the rest of a response incrementally, without the line breaks that chat
-templates put between them.
+"""Separates reasoning from the rest of a response incrementally, and removes the line breaks that
+chat templates put between them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags around reasoning."""
+    """The tags that enclose reasoning."""
 
     open: str
     close: str
@@ -29,17 +29,18 @@ Where = Literal["open", "closed", "either"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of the reasoning, or of the response after it."""
+    """A part of the reasoning, or of the response after it."""
 
     text: str
     reasoning: bool
 
 
 def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
-    """Return whether the response starts within reasoning, after a rendered prompt.
+    """Return whether the response to a rendered prompt starts within reasoning.
 
-    `open`: the template opened reasoning. `closed`: the template opened and closed it. `either`:
-    the response may start with or without reasoning.
+    open: the template has opened reasoning.
+    closed: the template has opened and closed reasoning.
+    either: the response may start with or without reasoning.
     """
     end = prompt.rstrip()
     return (
@@ -48,7 +49,9 @@ def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
 
 
 class Reasoning:
-    """Splits one response. The result does not depend on how its text is divided into updates."""
+    """Splits one response into reasoning and the rest. The result does not depend on how the text
+    is divided into updates.
+    """
 
     def __init__(self, where: Where, tags: Tags = THINK) -> None:
         self._where: Where = where
@@ -58,11 +61,11 @@ class Reasoning:
 
     @property
     def reasons(self) -> bool:
-        """True while the response is in its reasoning."""
+        """True while the response is within reasoning."""
         return self._where == "open"
 
     def feed(self, text: str) -> list[Piece]:
-        """Return the text that is now known to be reasoning or response."""
+        """Add text. Return the text that is now certain to be reasoning or not."""
         self._held += text
         pieces: list[Piece] = []
         while self._step(pieces):
@@ -70,7 +73,7 @@ class Reasoning:
         return pieces
 
     def end(self) -> list[Piece]:
-        """Return the text held back when the response ends."""
+        """Return the text that was held back. Call this at the end of the response."""
         held, self._held = self._held, ""
         if self._where == "either":
             return [Piece(held, False)] if held else []

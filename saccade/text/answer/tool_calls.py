@@ -1,7 +1,7 @@
-"""Parses tool calls in a response's text incrementally, in any format (`tool_format.py`).
+"""Parses tool calls in the text of a response incrementally, in any format (`tool_format.py`).
 
-Anything but a valid call is text. The result does not depend on how the text is divided into
-updates. White space around a call is removed with it.
+Text that is not a valid call is returned as text. The result does not depend on how the text is
+divided into updates. White space around a call is removed with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from saccade.text.answer.tool_format import CallReader, ToolFormat
 
 _SPACE = " \t\r\n"
 _MAX_RESCANS = 4
-"""How many invalid calls of a response are searched for other calls. Each search takes time."""
+"""How many invalid calls in a response are searched for other calls, because each search takes
+time.
+"""
 
 
 class ToolCalls:
-    """Parses one response, or a part of it."""
+    """Finds and parses the tool calls in one response, or in a part of it."""
 
     def __init__(
         self,
@@ -38,9 +40,10 @@ class ToolCalls:
     ) -> None:
         """Start a response, or a part of it.
 
-        tools: the schema of each tool's parameters, by name. first: index of the first call.
-        eager: report calls while they arrive, instead of when they are complete and valid. Unless a
-        grammar ensures valid calls, a reported call may then turn out to be invalid.
+        tools: the schema of each tool's parameters, by name.
+        first: index of the first call.
+        eager: report calls while they arrive, instead of when they are complete and valid. A
+            reported call may then turn out to be invalid, unless a grammar ensures valid calls.
         """
         self._form = form
         self._tools = tools
@@ -60,16 +63,16 @@ class ToolCalls:
 
     @property
     def started(self) -> int:
-        """The index of the next call."""
+        """The index that the next call will have."""
         return self._next
 
     @property
     def within(self) -> bool:
-        """True between the start and the end of a call."""
+        """True while a reported call has not ended."""
         return self._call is not None and self._started
 
     def feed(self, text: str) -> list[Event]:
-        """Return the events that `text` completes."""
+        """Parse text, and return the events that are now complete."""
         events: list[Event] = []
         data = text
         while data:
@@ -83,7 +86,9 @@ class ToolCalls:
         return events
 
     def end(self) -> list[Event]:
-        """Return the remaining events when the response ends. An incomplete call is text."""
+        """Return the remaining events at the end of the response. An incomplete call is returned as
+        text.
+        """
         events: list[Event] = []
         while self._call is not None:
             data = self._break(events, "")
@@ -157,8 +162,8 @@ class ToolCalls:
         self._started = True
 
     def _break(self, events: list[Event], rest: str) -> str:
-        """Treat the supposed call as text. Returns the text after its tag, which is parsed
-        again.
+        """Treat the call being parsed as text, because it is invalid. Returns the text after its
+        tag, to be parsed again.
         """
         if self._started:
             events.append(CallBroken(self._next - 1))

@@ -1,8 +1,8 @@
 """The interface of tool-call formats: detection in templates, parsing, and grammar.
 
-A format is data, and every server imports it. It names a module with its code, which is imported
-when a response may contain calls. `answer_format.py` finds the formats of Qwen-VL, in `formats/`,
-and the formats of plugins.
+A `ToolFormat` has no code, so every server imports it. It names a module with code that is imported
+when a response may contain calls. `answer_format.py` finds Qwen-VL's formats in `formats/`, and
+those of plugins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from saccade.text.grammar.call_grammar import CallGrammar, Lexicon
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-"""Tags that several formats use."""
+"""Tags around a call that several formats use."""
 
 
 class CallReader(Protocol):
@@ -32,11 +32,11 @@ class CallReader(Protocol):
 
     @property
     def certain(self) -> bool:
-        """True once the name, and then the start of the arguments, were parsed."""
+        """True once the name and the start of the arguments have been parsed."""
         ...
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
+        """Parse a character. Returns False, without consuming it, if the text cannot be a call."""
         ...
 
     def skip(self, data: str, at: int) -> int:
@@ -47,12 +47,14 @@ class CallReader(Protocol):
         ...
 
     def take_arguments(self) -> str:
-        """Return the arguments parsed since the last call of this method, as JSON."""
+        """Return the part of the arguments that was parsed since the previous call of this method,
+        as JSON.
+        """
         ...
 
 
 def any_id() -> str:
-    """Return a new call id."""
+    """Return a new random call id."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -62,7 +64,7 @@ def _no_following(_: CallReader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The parser and the grammar of a format."""
+    """The code of a format: its parser and its grammar."""
 
     # creates the parser of one call, given each tool's schema
     reader: Callable[[Mapping[str, Any]], CallReader]
@@ -74,7 +76,7 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A tool-call format."""
+    """The name, tags and code module of a tool-call format."""
 
     name: str
     # detection
@@ -92,6 +94,6 @@ class ToolFormat:
 
     @property
     def syntax(self) -> CallSyntax:
-        """The format's code, imported at first use."""
+        """The code of the format, imported at first use."""
         found: CallSyntax = resolve_name(self.code)
         return found

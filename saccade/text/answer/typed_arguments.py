@@ -1,4 +1,4 @@
-"""Converts a call's arguments from named texts to JSON, with types from the tool's schema."""
+"""Converts the arguments of a call from strings to JSON, with types from the tool's schema."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from saccade.text.grammar.schema_types import allowed_types, types_of
 
 
 class TypedArguments:
-    """Writes a call's arguments as JSON, one after another.
+    """Writes the arguments of a call as JSON, one after another.
 
-    Each value gets a type that the tool's schema allows. Strings are returned as they arrive.
+    Each value gets a type that the tool's schema allows. Strings are returned while they arrive.
     """
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
@@ -25,10 +25,12 @@ class TypedArguments:
         self._value: list[str] = []
         self._streams = False  # the value is a string, which is returned as it arrives
         self.ready: list[str] = []
-        """JSON to return from `take_arguments`."""
+        """Pieces of JSON that `take_arguments` returns next."""
 
     def begin_value(self, key: str) -> bool:
-        """Start a value. Return False if its name is empty or a duplicate."""
+        """Start the value of the argument `key`. Returns False if the key is empty or a
+        duplicate.
+        """
         if not key or key in self._keys:
             return False
         self.ready.append(f"{', ' if self._keys else '{'}{_dump(key)}: ")
@@ -40,7 +42,7 @@ class TypedArguments:
         return True
 
     def add_text(self, text: str) -> None:
-        """Add text to the value."""
+        """Add text to the current value."""
         if self._streams:
             self.ready.append(_dump(text)[1:-1])
         else:
@@ -69,16 +71,16 @@ class TypedArguments:
 
 
 class TypedCall:
-    """A call that is being parsed, with arguments as named texts.
+    """Base class for parsers of calls whose arguments are named strings.
 
-    A format derives from it, detects the end of a value, and parses the text around values.
+    A subclass detects the end of a value, and parses the text around values.
     """
 
     plain: ClassVar[re.Pattern[str]]
     """Matches characters that cannot start the end of a value."""
 
     def __init__(self, tools: Mapping[str, Any], phase: str) -> None:
-        """Start a call. tools: as in `TypedArguments`. phase: the first state."""
+        """Start a call. tools: as in `TypedArguments`. phase: the first state of the parser."""
         self.name: str | None = None
         self.done = False
         self._phase = phase
@@ -92,7 +94,7 @@ class TypedCall:
         return self.name is not None and bool(self._arguments.ready)
 
     def skip(self, data: str, at: int) -> int:
-        """Consume the characters in `data` from `at` on that cannot end a value.
+        """Consume the characters from `at` on in `data` that cannot end a value.
 
         Returns the index after them.
         """
@@ -104,7 +106,9 @@ class TypedCall:
         return plain.end()
 
     def feed_value(self, character: str) -> str:
-        """Parse a character of a value. Return the tag that ended the value, or "" if none did."""
+        """Parse a character of a value. Returns the tag that ended the value, or "" if none has
+        yet.
+        """
         self._tail += character
         while (end := self.value_end(self._tail)) is None:
             self._arguments.add_text(self._tail[0])
@@ -123,7 +127,8 @@ class TypedCall:
 
 
 def typed(text: str, schema: Any, root: Any) -> Any:
-    """Return the value of `text` as a type that `schema` allows, or else `text` itself.
+    """Convert `text` to a type that `schema` allows. Returns `text` itself if it cannot be
+    converted.
 
     root: the schema that contains the targets of `$ref`.
     """

@@ -1,4 +1,4 @@
-"""The interface of grammars for tool calls, and rules that several formats share."""
+"""The interface of grammars for tool calls, and Lark rules that several formats share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from saccade.text.grammar.parts import Part, quoted, schema_part
 from saccade.text.grammar.tools import Tool
 
 MAX_CHARACTERS = 524_288
-"""Maximum size of the schemas in one grammar, which then takes about a second to compile. For
-formats with separate arguments, every value with references has a copy of their targets.
+"""Maximum number of characters of all schemas in one grammar, which then takes about a second to
+compile. In formats with separate arguments, each value with references has a copy of their targets.
 """
 
 Need = Literal["may", "must"]
 
 
 class ValueParts:
-    """Collects the grammars of values. param: the request's field, for errors."""
+    """Collects the grammars of argument values. param: the request's field, for error messages."""
 
     def __init__(self, param: str) -> None:
         self.made: list[Part] = []
@@ -29,7 +29,7 @@ class ValueParts:
         self._characters = 0
 
     def add(self, part: Part) -> None:
-        """Add a grammar. Raises InvalidRequest if they become too large in total."""
+        """Add a grammar. Raises InvalidRequest if all of them together become too large."""
         self._characters += extent(part).characters
         if self._characters > MAX_CHARACTERS:
             raise InvalidRequest(
@@ -42,7 +42,7 @@ class ValueParts:
 
 
 class Lexicon(Protocol):
-    """A tokenizer's vocabulary, as the grammar library presents it (`LLTokenizer`)."""
+    """The methods of llguidance's `LLTokenizer` that grammars use."""
 
     def tokenize_str(self, text: str, *, parse_special: bool = False) -> Sequence[int]: ...
 
@@ -50,27 +50,34 @@ class Lexicon(Protocol):
 
 
 class CallGrammar(Protocol):
-    """Builds Lark rules for one format's calls and one tokenizer."""
+    """Builds the Lark rules of one format's calls, for one tokenizer."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
-        """Return the rule `tool_INDEX`, a call without its tags, and the rules that it uses.
+        """Return the rule `tool_INDEX`, which matches a call without its tags, and the rules that
+        it uses.
 
-        Raises InvalidRequest with the field of the schema.
+        parts: receives the grammars of values. Raises InvalidRequest that names the field of the
+        schema.
         """
         ...
 
     def answer_rules(self, need: Need, parallel: bool, answer: bool) -> list[str]:
-        """Return the rules for a response, with `start` first. `called` is a call of any tool.
+        """Return the rules for a response, starting with `start`. The rule `called` matches a call
+        of any tool.
 
-        need: "must" requires one call, or one or more if `parallel`, or else the alternative
-        `@answer` if `answer` is True. "may" allows any text in which each opening tag is followed
-        by a call.
+        need: "must" requires one call, or at least one if `parallel`. "may" allows any text in
+            which each opening tag is followed by a call.
+        answer: with "must", also allow a response that matches `@answer` instead of calls.
         """
         ...
 
 
 class TaggedCalls:
-    """Calls between two tags. gap: text after the opening tag. between: text between two calls."""
+    """Builds the rules of calls between two tags.
+
+    gap: text after the opening tag.
+    between: text between two calls.
+    """
 
     def __init__(
         self, lexicon: Lexicon, opens: str, closes: str, gap: str = "", between: str = ""
@@ -96,10 +103,10 @@ class TaggedCalls:
 
 
 def tag_term(lexicon: Lexicon, tag: str) -> str:
-    """Return the Lark term for `tag`.
+    """Return the Lark term that matches `tag`.
 
     llguidance treats every added token that looks like a tag as special. Such a token is only
-    matched by its own term, never by its letters or by free text.
+    matched by its own term, never by its letters or by arbitrary text.
     """
     tokens = lexicon.tokenize_str(tag, parse_special=True)
     if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):
@@ -121,29 +128,39 @@ def pattern(tag: str) -> str:
 
 
 def text_without(tag: str, more: str = "") -> str:
-    """Return the rule for text that does not contain `tag`. more: a further restriction."""
+    """Return the Lark rule AFTER for text that does not contain `tag`. more: a further restriction,
+    as a Lark expression.
+    """
     return f"AFTER: /(?s:.*)/ & ~/(?s:.*){pattern(tag)}(?s:.*)/{more}"
 
 
 def begun_rule(tag: str, term: str, gap: str = "") -> str:
-    """Return the rule for text up to and including the first opening tag."""
+    """Return the Lark rule `begun` for text up to and including the first opening tag. term:
+    matches the tag.
+    """
     if term == quoted(tag):
         return f"begun: before\nbefore[suffix={quoted(tag + gap)}]: /(?s:.*)/"
     return f"begun: AFTER {opening(term, gap)}"
 
 
 def arguments_of(index: int, schema: Any, parts: ValueParts) -> str:
-    """Return the term for a tool's arguments as a JSON object."""
+    """Add the grammar for a tool's arguments as a JSON object to `parts`, and return the term that
+    matches it.
+    """
     parts.add(schema_part(f"arguments_{index}", as_object(schema)))
     return f"@arguments_{index}"
 
 
 def json_call(name: str, arguments: str, end: str = "}") -> str:
-    """Return the terms for a call as a JSON object with a name and arguments."""
+    """Return the terms that match a call as a JSON object with a name and arguments.
+
+    arguments: the term for the arguments.
+    end: the text after them.
+    """
     head = f'{{"name": {json.dumps(name)}, "arguments": '
     return f"{quoted(head)} {arguments} {quoted(end)}"
 
 
 def as_object(schema: Any) -> dict[str, Any]:
-    """Return the schema restricted to objects because arguments must be one."""
+    """Return the schema, restricted to JSON objects. Arguments must be one."""
     return {"type": "object", **(schema if isinstance(schema, dict) else {})}

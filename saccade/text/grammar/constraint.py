@@ -1,4 +1,4 @@
-"""Reads the output format that a request requires, from OpenAI's `response_format` and vLLM's
+"""Reads the output format that a request requires, from OpenAI's `response_format`, or vLLM's
 `structured_outputs` and `guided_*`.
 """
 
@@ -13,20 +13,22 @@ from typing import Any, Literal
 from saccade.core.errors import InvalidRequest
 
 MAX_BREAKS_CHARACTERS = 200
-"""Maximum length of a pattern for white space, which may match between any two tokens of JSON."""
+"""Maximum length of a regular expression for white space, which may match between any two tokens of
+JSON.
+"""
 MAX_CHOICES = 1_000
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("json", "regex", "choice", "grammar", "json_object")
 _ANY_OBJECT = {"type": "object"}
 _BREAKS = r"[ \t\n\r]{0,40}"
 """Default white space between tokens of JSON. It is bounded, so that a model cannot write white
-space until the end.
+space until the maximum length.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """The white space in JSON."""
+    """The white space that a model may write in JSON."""
 
     separators: tuple[str, str] = (", ", ": ")  # after an item, and after a key
     breaks: str | None = None  # a regular expression for other white space between tokens
@@ -44,14 +46,16 @@ class Spacing:
 
 
 AS_DUMPED = Spacing()
-"""The spacing of Python's json.dumps, which models are trained on. Only values are then sampled."""
+"""The spacing of Python's json.dumps, which is common in training data. The model then samples only
+values.
+"""
 COMPACT = Spacing((",", ":"))
 FREE = Spacing((",", ":"), _BREAKS)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """The required format of a response."""
+    """The format that a response must have."""
 
     kind: Literal["json", "regex", "lark", "choice", "parts"]
     # json: the schema. regex, lark: the pattern or grammar. choice: the list of possible responses.
@@ -65,8 +69,8 @@ class OutputConstraint:
 def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
     """Return the output format that a request requires, or `None` if any text is allowed.
 
-    It is in `response_format`, `structured_outputs` or `guided_*`. Raises InvalidRequest with the
-    field if one is invalid, or if more than one is set.
+    It is in `response_format`, `structured_outputs` or `guided_*`. Raises InvalidRequest that names
+    the field if one is invalid or if several are set.
     """
     structured = fields.get("structured_outputs")
     constraints = [
@@ -89,9 +93,9 @@ def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
 def read_response_format(
     value: Mapping[str, Any] | None, param: str = "response_format"
 ) -> OutputConstraint | None:
-    """Read OpenAI's `response_format` at `param`. Returns `None` if any text is allowed.
+    """Convert OpenAI's `response_format`. Returns `None` if any text is allowed.
 
-    Raises InvalidRequest.
+    param: the path of the field in the client's request. Raises InvalidRequest.
     """
     if value is None:
         return None
@@ -118,7 +122,8 @@ def read_response_format(
 
 
 def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
-    """Read the named schema of `response_format.json_schema`, or of `text.format` in Responses.
+    """Convert the named schema in `response_format.json_schema`, or in `text.format` of the
+    Responses API.
 
     `strict` has no effect, because schemas are always enforced. Raises InvalidRequest.
     """
@@ -133,9 +138,9 @@ def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
 
 
 def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConstraint | None:
-    """Read vLLM's `structured_outputs`.
+    """Convert vLLM's `structured_outputs`.
 
-    It has one of json, regex, choice, grammar (Lark) or json_object, and options for the white
+    It has one of json, regex, choice, grammar (Lark) and json_object, and options for the white
     space in JSON. Raises InvalidRequest.
     """
     given = [mode for mode in _MODES if value.get(mode) is not None]
@@ -153,10 +158,10 @@ def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConst
 
 
 def read_guided(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """Read vLLM's older fields: guided_json, guided_regex, guided_choice, guided_grammar,
+    """Convert vLLM's older fields: guided_json, guided_regex, guided_choice, guided_grammar,
     guided_json_object and guided_whitespace_pattern.
 
-    Raises InvalidRequest.
+    Returns `None` if none is set. Raises InvalidRequest.
     """
     given = [mode for mode in _MODES if fields.get(f"guided_{mode}") is not None]
     if not given:
@@ -196,7 +201,7 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputCon
 
 
 def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
-    """Return the spacing of JSON. where: the client's name for `breaks`."""
+    """Return the white space that is allowed in JSON. where: the client's name for `breaks`."""
     if breaks is not None:
         if not isinstance(breaks, str):
             raise InvalidRequest(f"{where}: expected a regular expression", where)

@@ -1,4 +1,4 @@
-"""Measures JSON values without recursion, because clients may nest them arbitrarily."""
+"""Measures JSON values without recursion, because clients may nest them to any depth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Extent:
 
 
 def extent(value: Any) -> Extent:
-    """Measure a value of strings, numbers, lists and dictionaries."""
+    """Measure a value that consists of strings, numbers, lists and dictionaries."""
     characters = depth = 0
     left = [(value, 0)]
     while left:

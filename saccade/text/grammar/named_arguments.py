@@ -1,5 +1,5 @@
-"""Grammars for formats that write each argument separately, after its name. Strings are verbatim,
-other values are JSON.
+"""Grammars of formats in which each argument is written separately after its name. Strings are
+verbatim. Other values are JSON.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ _REFERENCE = '"$ref"'
 
 
 class NamedArguments(TaggedCalls):
-    """Calls with arguments in the order of their schema, where optional ones may be omitted.
+    """Builds the rules of calls whose arguments have the order of their schema. Optional ones may
+    be omitted.
 
-    For strings, only `enum` and `const` are enforced, not other bounds.
+    For strings, `enum` and `const` are enforced, but no other restrictions.
     """
 
     def around_call(self, name: str) -> tuple[str, list[str]]:
-        """Return the term before a call's arguments, and the terms after them."""
+        """Return the term before the arguments of a call, and the terms after them. name: the
+        tool's name.
+        """
         raise NotImplementedError
 
     def around_value(self, name: str) -> tuple[str, str]:
-        """Return the terms before and after an argument's value."""
+        """Return the terms before and after the value of the argument `name`."""
         raise NotImplementedError
 
     def text_rules(self, rule: str, head: str, tail: str) -> list[str]:
-        """Return the rules for verbatim text up to `tail`."""
+        """Return rules for verbatim text. rule: the first rule's name. head, tail: terms before and
+        after the text.
+        """
         return [f"{rule}: {head} {rule}_text", f"{rule}_text[suffix={tail}]: /(?s:.*)/"]
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
@@ -63,7 +68,9 @@ class NamedArguments(TaggedCalls):
 
 
 def _string_values(schema: Any) -> list[str] | None:
-    """Return the strings of an enum or a const, or `None` if any value is not a string."""
+    """Return the strings that an `enum` or `const` allows, or `None` if other values are
+    allowed.
+    """
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")

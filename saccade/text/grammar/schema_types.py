@@ -1,4 +1,4 @@
-"""JSON schemas in requests: limits, paths in a schema, and the types that it allows."""
+"""JSON schemas in requests: their limits, paths in them, and the types that they allow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 MAX_SCHEMA_BYTES = 131_072
 MAX_SCHEMA_DEPTH = 64
-"""Maximum nesting of schemas."""
+"""Maximum nesting depth of schemas."""
 Place = tuple[str | int, ...]
-"""A path in a schema: the keys and indices from its root."""
+"""A path in a schema, as the keys and indices from its root."""
 
 
 def allowed_types(schema: Any, root: Any) -> set[str]:
-    """Return the types that `schema` allows, or only "string" if it does not specify types.
+    """Return the JSON types that `schema` allows, or only "string" if it does not specify types.
 
     root: the schema that contains the targets of `$ref`.
     """
@@ -31,7 +31,9 @@ def allowed_types(schema: Any, root: Any) -> set[str]:
 
 
 def _own_types(schema: Any, root: Any) -> tuple[set[str], list[Any]]:
-    """Return the types that a schema specifies, or the schemas that it refers to instead."""
+    """Return the JSON types that a schema specifies itself, or the schemas that it refers to
+    instead.
+    """
     if not isinstance(schema, Mapping):
         return {"string"}, []
     kinds = schema.get("type")
@@ -63,7 +65,7 @@ def follow(reference: str, root: Any) -> Any:
 
 
 def types_of(value: Any) -> set[str]:
-    """Return the JSON types of a value."""
+    """Return the JSON types that match a value, such as integer and number for 1."""
     match value:
         case None:
             return {"null"}
@@ -81,12 +83,14 @@ def types_of(value: Any) -> set[str]:
 
 
 def place_name(param: str, place: Place) -> str:
-    """Return the path of a place for errors: `param`.properties.x.anyOf[0]."""
+    """Return a path in a schema for error messages, such as `param`.properties.x.anyOf[0]."""
     return param + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
 
 
 def as_root(schema: Any, place: Place) -> Any:
-    """Return the schema at `place` in `schema` as a standalone schema, including its references."""
+    """Return the schema at `place` in `schema` as a standalone schema, which includes the targets
+    of its references.
+    """
 
     def moved(node: Any) -> Any:
         if isinstance(node, dict):

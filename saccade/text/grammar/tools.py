@@ -1,5 +1,5 @@
-"""A request's tools: OpenAI's `tools` and `tool_choice`, their limits, and how chat templates get
-them. `plugins/grammar/tool_choice.py` converts a choice to a grammar.
+"""The tools of a request: OpenAI's `tools` and `tool_choice`, their limits, and their form in chat
+templates. `plugins/grammar/tool_choice.py` converts a tool choice to a grammar.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ T = TypeVar("T")
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 16_384
 MAX_TOOLS_CHARACTERS = 524_288
-"""Maximum characters of all names, descriptions and schemas in a request."""
+"""Maximum number of characters in all names, descriptions and schemas of a request."""
 _MAX_DEPTH = 2 * MAX_SCHEMA_DEPTH
-"""Maximum nesting of lists and objects in a schema. Each level of schemas takes two, such as
-`properties` and a property.
+"""Maximum nesting depth of lists and objects in a schema. Each level of schemas takes two of them,
+such as `properties` and a property.
 """
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -29,7 +29,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool of a request."""
+    """One tool of a request, with its field in the request for error messages."""
 
     name: str
     parameters: Any
@@ -42,7 +42,7 @@ class Tool:
     cases: tuple[Any, ...] = ()
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool in OpenAI's format, for chat templates."""
+        """Return the tool in OpenAI's format, as chat templates expect it."""
         described = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **described, "parameters": self.parameters}
         return {"type": "function", "function": function}
@@ -50,7 +50,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """A request's tools and tool choice."""
+    """The tools of a request, and whether the model must call them."""
 
     tools: tuple[Tool, ...] = ()
     choice: Any = None  # OpenAI's `tool_choice` as the client wrote it; `None`: "auto"
@@ -61,12 +61,12 @@ class ToolSet:
 
     @property
     def open(self) -> bool:
-        """True if calls are allowed."""
+        """True if the model may call tools."""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def held(self) -> bool:
-        """True if a grammar is needed, or if the choice is malformed."""
+        """True if a grammar must constrain the response, or if the tool choice is malformed."""
         return self.choice not in (None, "auto", "none") or (
             self.open and any(tool.strict for tool in self.tools)
         )
@@ -78,10 +78,11 @@ class ToolSet:
 
 
 def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) -> tuple[Tool, ...]:
-    """Read a request's tools, in any dialect.
+    """Convert the tools of a request, in any API's format.
 
-    `read` converts the value at a field path to a tool, or to None if it is not a function. Raises
-    InvalidRequest for too many tools, duplicate names, or too much text.
+    read: converts the value at a path to a tool, or returns None if the value is not a function.
+
+    Raises InvalidRequest for too many tools, duplicate names, or too much text.
     """
     if given is not None and len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
@@ -104,7 +105,7 @@ def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) 
 
 
 def not_run(kind: str, where: str, run: str = '"function" is') -> InvalidRequest:
-    """Return the error for a tool that is not a function. run: the supported types."""
+    """Return the error for a tool that is not a function. run: words for the supported types."""
     return InvalidRequest(
         f"{where}.type: {kind[:100]!r} is a tool that this server does not run: only {run} "
         "supported, which your program runs",
@@ -114,7 +115,7 @@ def not_run(kind: str, where: str, run: str = '"function" is') -> InvalidRequest
 
 
 def read_tool(tool: Any, where: str) -> Tool:
-    """Read a chat completion's tool. Raises InvalidRequest with the field at fault."""
+    """Convert a tool of a chat completion. Raises InvalidRequest that names the field."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type") != "function":
         raise InvalidRequest(
@@ -124,9 +125,9 @@ def read_tool(tool: Any, where: str) -> Tool:
 
 
 def read_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
-    """Read a tool from its name, description, strict and the schema of its input.
+    """Convert a function with a name, description, strict, and the schema of its input.
 
-    schema: the key of that schema. Raises InvalidRequest with the field at fault, below `where`.
+    schema: the key of that schema. Raises InvalidRequest that names the field below `where`.
     """
     name, description = function.get("name"), function.get("description")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -149,7 +150,7 @@ def read_function(function: Mapping[str, Any], where: str, schema: str = "parame
 
 
 def _check_parameters(schema: Any, where: str) -> int:
-    """Check a schema's size and outer structure, and return its number of characters.
+    """Check the size and outer structure of a schema. Returns its number of characters.
 
     `schema.prepare_schema` checks the rest, if a grammar is compiled.
     """

@@ -1,8 +1,8 @@
-"""Detects whether a chat template expects a message's content as a string or as a list of parts,
-and converts messages accordingly.
+"""Detects whether a chat template expects the content of messages as a string or as a list of
+parts, and converts messages accordingly.
 
-This is done once per template. A test conversation is rendered with both shapes, and a shape is
-supported if its text appears unchanged in the output.
+This is done once per template. Test conversations are rendered with both shapes. A shape is
+supported if its text is unchanged in the output.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from itertools import product
 from typing import Any, Literal
 
 TemplateMessage = dict[str, Any]
-"""A message as templates expect it: `role`, `content` (a string, or parts {"type": "text", "text":
-...} and {"type": "image"}), and other fields.
+"""A message in the form that templates expect: `role`, `content` (a string, or parts {"type":
+"text", "text": ...} and {"type": "image"}), and other fields.
 """
 TOOLS = -1
-"""The index that stands for everything before the first non-system message. This includes tools,
-which templates may write before or after the system messages.
+"""A message index that stands for everything before the first non-system message. This includes
+tools, which templates may write before or after the system messages.
 """
 Shape = Literal["text", "parts"]
 Render = Callable[[Sequence[TemplateMessage]], str | None]
-"""Renders messages. Returns None if the template rejects them."""
+"""Renders messages, or returns None if the template rejects them."""
 
 _SHAPES: tuple[Shape, Shape] = ("text", "parts")
 _BETWEEN = "\n"
-"""Separator when text parts are joined to a string, as in vLLM and llama.cpp."""
+"""Separator with which text parts are joined to a string, as in vLLM and llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentShapes:
-    """The content shapes that one template supports."""
+    """The shapes of content that one template supports, by role."""
 
     # the only shape that works for texts of a role; `None`: both work
     texts: Mapping[str, Shape | None]
@@ -40,11 +40,13 @@ class ContentShapes:
     fills: bool = False  # messages without content must get an empty one
 
     def fit(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return the messages with content in the shape that the template expects."""
+        """Return the messages with their content in the shape that the template expects."""
         return [self._fit(message) for message in messages]
 
     def hidden(self, messages: Sequence[TemplateMessage]) -> tuple[int, int] | None:
-        """Return (message, part) of the first image or video that the template cannot render."""
+        """Return (message, part) of the first image or video that the template would leave out, or
+        None.
+        """
         for index, message in enumerate(messages):
             media = _first_media(message.get("content"))
             if media is not None and self._joins(message["role"]):
@@ -73,8 +75,8 @@ def _first_media(content: object) -> int | None:
 
 
 def find_shapes(render: Render) -> ContentShapes:
-    """Detect whether a template takes message content as a string or as a list of parts, by
-    rendering test conversations.
+    """Detect by rendering test conversations whether a template expects content as a string or as a
+    list of parts.
     """
     found = _Found(render)
     whole, short = [_said("system"), *_TALK], _TALK
@@ -96,7 +98,9 @@ class _Found:
         self._best: dict[str, set[frozenset[Shape]]] = {}
 
     def look(self, talk: Sequence[TemplateMessage]) -> bool:
-        """Render a conversation with all combinations of shapes. Return False if none works."""
+        """Render a conversation with all combinations of shapes. Returns False if the template
+        accepts none.
+        """
         roles = sorted({each["role"] for each in talk if "content" in each})
         counts: dict[tuple[str, Shape], int] = {}
         accepted = False
@@ -119,9 +123,9 @@ class _Found:
         return accepted
 
     def shapes(self, fills: bool) -> ContentShapes:
-        """Return the shapes to use.
+        """Return the shapes to use. fills: messages without content need an empty one.
 
-        A role's shape is the one that rendered its text most often in every conversation.
+        The shape for a role is the one that rendered its text most often in every conversation.
         """
         texts: dict[str, Shape | None] = {}
         for role, best in self._best.items():
@@ -147,7 +151,9 @@ def _other(role: str) -> str:
 
 
 def _seal(role: str) -> str:
-    """Return the value of an extra field, which is rendered only if a part is printed as a dict."""
+    """Return the value of an extra field in test messages. It is in the output only if a part is
+    printed as a dict.
+    """
     return f"sealed{role}"
 
 

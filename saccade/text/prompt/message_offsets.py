@@ -1,9 +1,9 @@
 """Finds where the parts of a chat end in the rendered prompt.
 
-The chat is rendered a second time with flags: a private-use character after the last visible
-character of each text, and as a separate text after each image. Without the flags, both renderings
-are equal, unless the template depends on how texts end. Offsets after the first difference are
-unknown, and are replaced by the offset of that difference.
+The chat is rendered a second time with flags. A flag is a private-use character after the last
+visible character of each text, or as a separate text after each image. Without the flags, both
+renderings are equal, unless the template depends on how texts end. Offsets after the first
+difference are unknown, and are replaced with the offset of that difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _FLAGS = re.compile(f"[{FLAGS}]")
 
 @dataclass(frozen=True, slots=True)
 class MessageOffset:
-    """The end of a part, or of a message with a single text (`part` is None), in the prompt."""
+    """The offset in the prompt at which a part ends, or a message with a single text (`part` is
+    None).
+    """
 
     message: int
     part: int | None
@@ -33,7 +35,7 @@ class MessageOffset:
 def flagged(
     messages: Sequence[TemplateMessage],
 ) -> tuple[list[TemplateMessage], list[tuple[int, int | None]]]:
-    """Return the messages with flags, and (message, part) of each flag.
+    """Return the messages with flags and, for each flag, the (message, part) whose end it marks.
 
     The first message that is not a system message also starts with a flag (`TOOLS`).
     """
@@ -59,9 +61,10 @@ def flagged(
 def _flag_parts(
     parts: Sequence[dict[str, Any]], begin: str, flag: Callable[[int], str]
 ) -> list[dict[str, Any]]:
-    """Return parts with a flag after each: in its text, or as a separate text after an image.
+    """Return the parts with a flag after each: in its text, or as a separate text after an image.
 
-    An empty text stays empty, and its flag is added to the part before it.
+    begin: a flag to insert before the first part. An empty text stays empty, and its flag is added
+    to the part before it.
     """
     marked: list[dict[str, Any]] = []
     flagged_at = -1
@@ -89,7 +92,9 @@ def _before(text: str, mark: str) -> str:
 
 
 def _after(text: str, mark: str) -> str:
-    """Add a mark after the last visible character, so that templates still trim the same text."""
+    """Insert `mark` after the last visible character, so that templates still trim the same white
+    space.
+    """
     visible = len(text.rstrip())
     return text[:visible] + mark + text[visible:]
 
@@ -97,9 +102,10 @@ def _after(text: str, mark: str) -> str:
 def find_offsets(
     text: str, marked: str, places: Sequence[tuple[int, int | None]]
 ) -> list[MessageOffset]:
-    """Return where parts end in `text`, in order.
+    """Return the offsets in `text` at which parts end, in order.
 
-    `marked` is the rendering with flags.
+    marked: the rendering with flags.
+    places: the (message, part) of each flag.
     """
     found: list[MessageOffset] = []
     for number, match in enumerate(_FLAGS.finditer(marked)):

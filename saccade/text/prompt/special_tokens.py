@@ -1,11 +1,12 @@
-"""Keeps clients from writing special tokens: only the chat template can.
+"""Prevents clients from writing special tokens. Only the chat template can.
 
 The name of a special token in a message is tokenized as plain text. To distinguish it from one that
-the template wrote, each special token has a key character (`|` for Qwen's `<|im_end|>`). During
-rendering, a random private-use character replaces every key character in the client's texts. These
-texts then cannot form a special token, however the template splits and joins them. The special
-tokens in the marked text are therefore the template's, and have the same offsets in the prompt. If
-messages contain no names of special tokens, the prompt is tokenized as usual.
+the template wrote, a key character is chosen for each special token (`|` for Qwen's `<|im_end|>`).
+While the template is rendered, a random private-use character replaces each key character in the
+client's texts. These texts then cannot form a special token, however the template splits and joins
+them. All special tokens in this marked rendering are therefore the template's, and have the same
+offsets in the prompt. If messages contain no names of special tokens, the prompt is tokenized as
+usual.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ _DRAWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered prompt, and a copy with placeholders for the key characters of the client's texts.
-
-    Both have the same length.
+    """A rendered prompt, and a copy of the same length in which the key characters of the client's
+    texts are replaced.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Rendered:
 
 
 class Literals:
-    """Renders and tokenizes chats with one tokenizer."""
+    """Renders and tokenizes chats so that only the template can write special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +72,9 @@ class Literals:
         variables: Mapping[str, Any] | None = None,
         names: FieldNames = CHAT_NAMES,
     ) -> Rendered:
-        """Render like `ChatTemplate.render`. All text in the arguments counts as the client's."""
+        """Render as `ChatTemplate.render` does. All text in the arguments counts as the
+        client's.
+        """
         written = {"messages": messages, "tools": tools, "variables": variables or {}}
         try:
             pairs = self._choose_placeholders(written, names["messages"])
@@ -99,7 +101,7 @@ class Literals:
     def encode(
         self, rendered: Rendered, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Return token ids. Raises TooManyTokens.
+        """Return the token ids of a rendered prompt. Raises TooManyTokens.
 
         special, most: as in `Tokenizer.encode`.
         """
@@ -118,7 +120,9 @@ class Literals:
         return [*before, *tokens, *after]
 
     def ends(self, rendered: Rendered, special: bool = False) -> list[int]:
-        """Return each token's end offset in the text, or 0 for tokens added around it."""
+        """Return the offset at which each token ends in the text, or 0 for tokens that are added
+        around the text.
+        """
         text, marked = rendered.text, rendered.marked
         if marked == text or self._specials(text) == (written := self._specials(marked)):
             return self._tokenizer.ends(text, special)
@@ -149,9 +153,10 @@ class Literals:
         ]
 
     def _choose_placeholders(self, written: object, param: str) -> list[tuple[str, str]]:
-        """For each key character, choose a random placeholder that does not occur in the texts.
+        """Choose a random placeholder, which does not occur in the texts, for each key character.
 
-        Raises InvalidRequest with `param` if the texts use too many of these characters.
+        Raises InvalidRequest that names `param` if the texts contain too many private-use
+        characters.
         """
         for _ in range(_DRAWS):
             drawn = set[str]()
@@ -167,9 +172,9 @@ class Literals:
 
 
 def _key_characters(names: Sequence[str]) -> list[str]:
-    """Choose characters so that each name contains at least one of them.
+    """Choose few characters, such that each name contains at least one of them.
 
-    They should be few, and rare in the logic of templates.
+    Characters that are rare in the logic of templates are preferred.
     """
     keys: list[str] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer and chat template, which convert a chat to tokens.
+"""The tokenizer and chat template of a checkpoint, which convert a chat to tokens.
 
 Rendering is equivalent to transformers' `apply_chat_template`, token for token. The template writes
 one placeholder per image, which `FamilySpec.expand_prompt` expands.
@@ -48,7 +48,7 @@ _REFUSALS = (
     ArithmeticError,
     RecursionError,
 )
-"""Exceptions that templates raise if they cannot render the messages."""
+"""Exceptions that a template may raise for messages that it cannot render."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _SOME_TOOL = {
     "type": "function",
@@ -60,13 +60,15 @@ _SOME_TOOL = {
 }
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 _PRIVATE = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
-"""JSON escapes of private-use characters, which are the placeholders of `special_tokens.py`."""
+"""Matches JSON escapes of private-use characters, which `special_tokens.py` uses as
+placeholders.
+"""
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer.
+    """The tokenizer of a checkpoint.
 
-    `named_tokens` are its special tokens by role (`eos_token`, ...), as templates use them.
+    named_tokens: its special tokens by role (`eos_token`, ...), as templates use them.
     """
 
     def __init__(self, backend: Backend, named_tokens: Mapping[str, str]) -> None:
@@ -77,9 +79,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Load `tokenizer.json` or a tiktoken file, and `tokenizer_config.json` if present.
+        """Load `tokenizer.json` or a tiktoken file, and `tokenizer_config.json` if it exists.
 
-        Raises CheckpointError with the file.
+        Raises CheckpointError that names the file.
         """
         path = directory / "tokenizer_config.json"
         config = _read_json(path)
@@ -93,56 +95,62 @@ class Tokenizer:
 
     @cached_property
     def json(self) -> str:
-        """The tokenizer as JSON, for grammars. Takes 0.2 s for a large vocabulary."""
+        """The tokenizer as JSON, for grammars. It takes 0.2 s to serialize a large vocabulary."""
         return self.backend.to_str()
 
     @cached_property
     def longest_token(self) -> int:
-        """The length of the longest token in characters."""
+        """The number of characters in the longest token."""
         return max(map(len, self.backend.get_vocab()))
 
     def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
         """Return the token ids of `text`. Raises TooManyTokens if there are more than `most`.
 
-        special: add the tokens that the tokenizer puts around a text (chat templates write these
-        themselves). Encodes as a batch, because the library releases the GIL only for batches.
+        special: add the tokens that the tokenizer puts around a text. Chat templates write these
+        themselves.
+
+        The text is encoded as a batch, because the library releases the GIL only for batches.
         """
         encoding = self.backend.encode_batch_fast([text], add_special_tokens=special)[0]
         return listed(encoding, most)
 
     def ends(self, text: str, special: bool = False) -> list[int]:
-        """Return each token's end offset in the text, or 0 for tokens added around it."""
+        """Return the offset at which each token ends in the text, or 0 for tokens that are added
+        around the text.
+        """
         offsets = self.backend.encode_batch([text], add_special_tokens=special)[0].offsets
         return [end for _, end in offsets]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens. Unknown ids are ignored."""
+        """Return the text of token ids, including special tokens. Unknown ids are skipped."""
         return self.backend.decode(list(tokens), skip_special_tokens=False)
 
     def string(self, token: int) -> str:
-        """Return a token's text in the vocabulary, or "" for an unknown id."""
+        """Return a token as it is in the vocabulary, or "" for an unknown id."""
         return self.backend.id_to_token(token) or ""
 
 
 def listed(encoding: Encoding, most: int | None = None) -> list[int]:
-    """Return an encoding's ids. Raises TooManyTokens before it builds the list."""
+    """Return the ids of an encoding. Raises TooManyTokens if there are more than `most`, before the
+    list is built.
+    """
     if most is not None and len(encoding) > most:
         raise TooManyTokens(len(encoding))
     return encoding.ids
 
 
 class TooManyTokens(Exception):
-    """A text has more tokens than allowed: at least `count`."""
+    """A text has at least `count` tokens, which is more than allowed."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"at least {count} tokens")
 
 
 class ChatTemplate:
-    """A checkpoint's chat template, or its named templates.
+    """The chat template of a checkpoint, or its named templates.
 
-    "default" is required, and "tool_use" is used for requests with tools. `names` are the variables
-    that the templates read.
+    "default" is required. "tool_use" is used for requests with tools. `names` are the variables
+    that the templates use.
     """
 
     def __init__(
@@ -156,9 +164,12 @@ class ChatTemplate:
     ) -> None:
         """Compile the templates. Raises CheckpointError if one does not compile.
 
-        sources: Jinja text by name. variables: `Tokenizer.named_tokens`. shows_calls: "default"
-        renders calls and their results; otherwise messages with calls also use "tool_use". shown,
-        spaced: as in `Templates`.
+        sources: Jinja source by name.
+        variables: `Tokenizer.named_tokens`.
+        origin: where the templates are from, for error messages.
+        shows_calls: "default" renders tool calls and their results. Otherwise, messages with calls
+            also use "tool_use".
+        shown, spaced: as in `Templates`.
         """
         self._sources = dict(sources)
         self._variables = dict(variables)
@@ -190,7 +201,7 @@ class ChatTemplate:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The text of all templates."""
+        """The Jinja source of all templates."""
         return tuple(self._sources.values())
 
     @classmethod
@@ -202,10 +213,11 @@ class ChatTemplate:
         own: Templates,
     ) -> ChatTemplate:
         """Load the first of `override`, `chat_template.jinja`, `chat_template.json` and
-        `tokenizer_config.json` that exists, or else the family's `own` template.
+        `tokenizer_config.json` that has a template. If there is none, use the default template in
+        `own`, the family's templates.
 
         If the template does not support tools, but otherwise writes messages as the family does,
-        the family's tool template is added.
+        the family's template for tools is added.
         """
         sources, origin = _find_sources(directory, override, own.default)
         reads: Any = {"shown": own.shown, "spaced": own.spaced}
@@ -226,12 +238,14 @@ class ChatTemplate:
         names: FieldNames = CHAT_NAMES,
         opening: str = "<",
     ) -> str:
-        """Return the prompt's text. Raises InvalidRequest, with the template's message if it
+        """Return the text of the prompt. Raises InvalidRequest, with the template's message if it
         rejects the messages.
 
-        variables: the request's `chat_template_kwargs`. names: the client's names for fields, for
-        errors. opening: the characters that stand for <. If `continue_final_message` is set, the
-        text ends with the last message's content, which the model continues.
+        variables: `chat_template_kwargs` of the request.
+        names: the client's names for fields, for error messages.
+        opening: the characters that stand for <.
+        continue_final_message: the text ends with the content of the last message, which the model
+            continues.
         """
         own = dict(variables or {})
         if reserved := _RESERVED & own.keys():
@@ -260,9 +274,10 @@ class ChatTemplate:
     def hidden(
         self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
     ) -> tuple[int, int] | None:
-        """Return (message, part) of the first image or video that the template cannot render.
+        """Return (message, part) of the first image or video that the template would leave out, or
+        None.
 
-        That is the case for roles whose content it joins as strings.
+        Templates leave out media of roles whose content they join as strings.
         """
         return self._shapes[self._name(messages, tools), tools is not None].hidden(messages)
 
@@ -290,7 +305,9 @@ class ChatTemplate:
         )
 
     def _find_shapes(self, name: str, offered: bool) -> ContentShapes:
-        """Detect the shapes that a template supports. offered: in prompts with tools."""
+        """Detect the shapes of content that a template supports. offered: whether the test prompts
+        have tools.
+        """
         tools = [_SOME_TOOL] if offered else None
 
         def render(messages: Sequence[TemplateMessage]) -> str | None:
@@ -305,7 +322,7 @@ class ChatTemplate:
 def _find_sources(
     directory: Path, override: Path | None, default: Path | None
 ) -> tuple[dict[str, str], str]:
-    """Return the templates by name, and their origin. Raises CheckpointError.
+    """Return the templates by name, and where they are from. Raises CheckpointError.
 
     default: used if the checkpoint has none.
     """
@@ -356,7 +373,9 @@ def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks responses for training. Only its body is rendered."""
+    """Supports `{% generation %}`, which marks responses for training. Only the body of the block
+    is rendered.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -397,9 +416,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[TemplateMessage], str]:
-    """Return the messages with a mark after the last text of the last one, and that text.
+    """Return the messages with a mark after the last text of the last message, and that text.
 
-    Raises InvalidRequest with `param` unless the last message ends with text.
+    Raises InvalidRequest that names `param` unless the last message ends with text.
     """
     final = dict(messages[-1])
     content = final.get("content")
@@ -446,7 +465,7 @@ def _read_backend(directory: Path, config: Mapping[str, Any]) -> Backend:
 
 
 def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
-    """Add the tokens that tokenizer.json lacks, ordered by id."""
+    """Add tokens of tokenizer_config.json that tokenizer.json lacks, ordered by id."""
     known = backend.get_added_tokens_decoder()
     late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
     for _, token in late:

@@ -1,7 +1,8 @@
 """Builds a tokenizer from a tiktoken file, for checkpoints without tokenizer.json.
 
-Such a file only has tokens and ranks. Text is split first, by code of the checkpoint that Saccade
-never runs. This module has the equivalent rules for supported tokenizer classes.
+A tiktoken file has only tokens and ranks. Text is split before tokens are merged, by code in the
+checkpoint that Saccade never runs. This module has equivalent rules for the supported tokenizer
+classes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CHARACTERS = {byte: character for character, byte in BYTE_OF.items()}
 
 @dataclass(frozen=True, slots=True)
 class CutRules:
-    """Settings of a tokenizer class that are not in its file."""
+    """Settings of a tokenizer class that are not in the tiktoken file."""
 
     split: str  # the regular expression that splits text into pieces
     reserved: int  # number of special tokens that follow the tokens of the file
@@ -52,11 +53,13 @@ RULES = {
         unnamed="<|reserved_token_{}|>",
     )
 }
-"""By `tokenizer_class` in tokenizer_config.json."""
+"""Settings by `tokenizer_class` in tokenizer_config.json."""
 
 
 def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer. settings: tokenizer_config.json. Raises CheckpointError."""
+    """Build a tokenizer from a tiktoken file. settings: the content of tokenizer_config.json.
+    Raises CheckpointError.
+    """
     kind = settings.get("tokenizer_class")
     if not isinstance(kind, str) or kind not in RULES:
         raise CheckpointError(
@@ -75,7 +78,9 @@ def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _read_ranks(path: Path) -> dict[str, int]:
-    """Return ids by token, in ascending order. Raises CheckpointError if the file is damaged."""
+    """Return token ids by token, in ascending order. Raises CheckpointError if the file is
+    damaged.
+    """
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
@@ -101,8 +106,10 @@ def _read_ranks(path: Path) -> dict[str, int]:
 def _reserved(
     path: Path, rules: CutRules, first: int, settings: Mapping[str, Any]
 ) -> list[AddedToken]:
-    """Return the tokens that follow the tokens of the file. path: the settings' file, for
-    errors.
+    """Return the special tokens that follow the tokens in the file.
+
+    path: the path of tokenizer_config.json, for error messages.
+    first: the id of the first of them.
     """
     names = {first + at: rules.unnamed.format(first + at) for at in range(rules.reserved)}
     plain = set[int]()

@@ -16,7 +16,7 @@ from saccade.text.grammar.tools import Tool
 
 
 class HermesGrammar(TaggedCalls):
-    """Grammar for calls on separate lines."""
+    """Builds the grammar of calls in JSON, each on separate lines."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         call = json_call(tool.name, arguments_of(index, schema, parts), end="}\n")

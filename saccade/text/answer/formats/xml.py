@@ -22,12 +22,12 @@ _SPACE = " \t\r\n"
 _FUNCTION_END = "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _MAX_GAP = 64
-"""Maximum white space between two parameters, in characters. More is part of a value."""
+"""Maximum number of white space characters between two parameters. More are part of a value."""
 _MAX_NAME = 256
 
 
 class XmlCall(TypedCall):
-    """A call that is being parsed."""
+    """Parses one call in XML."""
 
     plain = re.compile(r"[^\n<]+")
 
@@ -36,7 +36,7 @@ class XmlCall(TypedCall):
         super().__init__(tools, "function")
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
+        """Parse a character. Returns False, without consuming it, if the text cannot be a call."""
         match self._phase:
             case "function":
                 return self._feed_tag(character, {FUNCTION: "name"})
@@ -57,7 +57,9 @@ class XmlCall(TypedCall):
         return self._feed_tag(character, {CLOSE: "done"})
 
     def _feed_tag(self, character: str, tags: Mapping[str, str]) -> bool:
-        """Parse white space, then one of `tags`, which map to the next state."""
+        """Parse white space, then one of `tags`, which map to the next state. Returns False if the
+        text is neither.
+        """
         if character in _SPACE and not self._word:
             return True
         self._word += character
@@ -105,7 +107,7 @@ class XmlCall(TypedCall):
 
 
 class XmlGrammar(NamedArguments):
-    """Grammar for calls on separate lines, with all of their tags on separate lines, too."""
+    """Builds the grammar of calls in XML. Each call and each of its tags is on a separate line."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__(lexicon, OPEN, CLOSE, gap="\n", between="\n")
