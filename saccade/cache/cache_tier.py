@@ -1,10 +1,10 @@
-"""One tier of a cache: items within a byte budget, and the order in which they are evicted.
+"""One tier of a cache. It tracks the sizes of items, and evicts items to stay within a byte budget.
 
-Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998). An item's priority
-is its worth per byte, plus the tier's floor at the time of its last use. Evicting an item raises
-the floor to that item's priority. So among items used at about the same time, items of low worth
-are evicted first, and an unused item is evicted eventually, even if its worth is high. Among items
-of equal worth, the least recently used one is evicted first.
+Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998). The priority of an
+item is its worth per byte, plus the tier's floor when the item was last used. Evicting an item
+raises the floor to that item's priority. So among items used at about the same time, items of low
+worth are evicted first, and an unused item is evicted eventually, even if its worth is high. Among
+items of equal worth, the least recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ class _Item:
 
 
 class CacheTier(Generic[K]):
-    """Items by key, without their data. Held items are never evicted, even beyond the budget.
-    Neither are items in `pinned`: its owner calls `unpinned` after it removes one.
+    """Tracks the sizes of items by key, and selects items to evict. It does not store their data.
+
+    Held items are never evicted, even beyond the budget, and neither are those in `pinned`. The
+    owner of `pinned` must call `unpinned` after it removes an item from it.
     """
 
     def __init__(self, budget_bytes: int, pinned: Container[K] = (), shared: bool = False) -> None:
         """Create an empty tier.
 
-        shared: other servers add and remove items in the same storage. Evicting an item then
-            removes it from this object only.
+        pinned: keys of items that are not evicted.
+        shared: True if other servers add and remove items in the same storage. Evicting an item
+            then removes it from this object only.
         """
         self._pinned = pinned
         self.shared = shared
@@ -122,16 +125,16 @@ class CacheTier(Generic[K]):
         return evicted
 
     def shed(self, nbytes: int) -> list[K]:
-        """Evict items of at least `nbytes` in total, or all that are not held or pinned. Returns
-        the evicted keys.
+        """Evict items of at least `nbytes` in total, or all that are not held or pinned.
+
+        Returns the evicted keys.
         """
         return self.make_room(self.budget_bytes - self.used_bytes + nbytes) if nbytes > 0 else []
 
     def clear(self, keep: Collection[K]) -> list[K]:
-        """Remove every item that is not in `keep`, which must include all held items. Returns the
-        removed keys.
+        """Remove every item that is not in `keep`, which must include all held items.
 
-        These removals do not count as evictions.
+        Returns the removed keys. These removals do not count as evictions.
         """
         gone = [key for key in self._items if key not in keep]
         for key in gone:

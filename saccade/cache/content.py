@@ -1,8 +1,8 @@
-"""A sequence's content as the caches see it: tokens, and the embedding rows used at each position.
+"""What the caches compare in a sequence: its tokens, and the embedding row used at each position.
 
 Defines the keys of the prefix cache's edges, and the 256-bit hashes of KV pages. Caches that
-outlive the trie, for example on disk, identify pages by these hashes. A page's hash includes its
-parent's hash and everything else that the page's keys and values depend on.
+outlive the trie, for example on disk, identify pages by these hashes. The hash of a page includes
+that of the page before it, and everything else that its keys and values depend on.
 
     root (identity of the server's pages, salt, adapter) ◀── first page ◀── second page ...
 """
@@ -36,7 +36,7 @@ _START = attrgetter("start")
 
 
 def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
-    """Yield the spans that overlap `[start, end)`. `spans` are sorted and disjoint."""
+    """Yield the spans that overlap `[start, end)`. `spans` must be sorted and disjoint."""
     first = max(0, bisect_right(spans, start, key=_START) - 1)
     if first < len(spans) and spans[first].end <= start:
         first += 1
@@ -48,7 +48,8 @@ def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A sequence's tokens, the spans and images of its prompt, and its partition of the cache.
+    """What the caches compare in a sequence: tokens, the spans and images of its prompt, and its
+    partition.
 
     The list of tokens grows while tokens are generated.
     """
@@ -64,7 +65,7 @@ class Content:
         return self.salt, self.adapter
 
     def shown(self, start: int, end: int) -> tuple[ImageSegment, ...]:
-        """Return the segments of image tokens in `[start, end)`. Positions are relative to
+        """Return the segments of image tokens in `[start, end)`, with positions relative to
         `start`.
         """
         if not self.spans or start >= self.spans[-1].end:
@@ -86,7 +87,7 @@ class Content:
     def page(self, index: int, size: int) -> PageKey:
         """Return the key of page `index`.
 
-        If all earlier pages are equal, equal keys imply equal keys and values in the KV cache.
+        Two pages with equal keys have equal KV if all pages before them are equal.
         """
         start = index * size
         return tuple(self.tokens[start : start + size]), self.shown(start, start + size)
@@ -101,7 +102,7 @@ PAGE_FORMAT = "saccade-page-1"
 
 @dataclass(frozen=True, slots=True)
 class PageIdentity:
-    """Everything that keys and values in a page depend on, other than the prompt."""
+    """Everything that the keys and values in a page depend on, other than the prompt."""
 
     weights: str  # digest of the checkpoint's files, including its configuration
     computed: str  # how they are computed: device, dtype, quantization and family options
@@ -112,7 +113,7 @@ class PageIdentity:
     release: str = ""  # Saccade's version
 
     def digest(self) -> bytes:
-        """Return a 16-byte digest."""
+        """Return a 16-byte hash of all fields and the page format."""
         return blake2b(repr((PAGE_FORMAT, self)).encode(), digest_size=16).digest()
 
 
@@ -123,14 +124,15 @@ def _text(value: bytes) -> bytes:
 def root_name(identity: bytes, salt: str, adapter: str = "") -> bytes:
     """Return the hash of the empty prefix, the root of all page hashes in a partition.
 
-    identity: `PageIdentity.digest`. adapter: its fingerprint.
+    identity: the result of `PageIdentity.digest`.
+    adapter: the fingerprint of the adapter, or "".
     """
     facts = b"root" + _text(identity) + _text(salt.encode()) + _text(adapter.encode())
     return blake2b(facts, digest_size=NAME_BYTES).digest()
 
 
 def page_name(parent: bytes, key: PageKey) -> bytes:
-    """Return the hash of the page with content `key` that follows the page with hash `parent`."""
+    """Return the hash of the page with content `key` after the page with hash `parent`."""
     tokens, shown = key
     name = blake2b(b"page" + parent, digest_size=NAME_BYTES)
     name.update(pack(f"<{1 + len(tokens)}q", len(tokens), *tokens))

@@ -1,5 +1,5 @@
-"""The embedding cache's index: the tier and the worth of each image's embedding, and the order of
-eviction. It also counts how often images are used, and records how they were encoded.
+"""The index of the embedding cache. It records which tier stores each image's embedding, how often
+each image is used, and how it was encoded, and selects the embeddings to evict.
 
 The workers have the tensors, and execute the `Move`s that this module returns. Embeddings pinned by
 clients (`pins.py`) are evicted last.
@@ -36,7 +36,7 @@ KEYS_PER_DIGEST = 8  # preprocessing settings remembered for each image
 
 
 class Popularity:
-    """Decaying counts of how often each image is used."""
+    """Counts how often each image is used. The counts decay."""
 
     def __init__(self) -> None:
         self._counts: dict[ImageKey, float] = {}
@@ -46,10 +46,12 @@ class Popularity:
         return len(self._counts)
 
     def use(self, key: ImageKey, cached: int) -> None:
-        """Count a sequence that contains the image `key`. cached: the number of images cached now.
+        """Count a sequence that contains the image `key`.
 
         After `USES_PER_CACHED_IMAGE` new keys per cached image, all counts are halved. This bounds
         the size of the table.
+
+        cached: the number of images cached now.
         """
         self._counts[key] = self._counts.get(key, 0.0) + 1.0
         self._since += 1
@@ -58,13 +60,13 @@ class Popularity:
             self._counts = {key: uses / 2 for key, uses in self._counts.items() if uses >= 1.0}
 
     def of(self, key: ImageKey) -> float:
-        """Return the count, from 1 to `MAX_USES_COUNTED`."""
+        """Return the count of `key`, limited to the range from 1 to `MAX_USES_COUNTED`."""
         return min(MAX_USES_COUNTED, max(1.0, self._counts.get(key, 0.0)))
 
 
 class GhostList:
-    """The last `size` encoded images, each with its most recent preprocessing settings. It is used
-    to explain cache misses.
+    """Remembers the last `size` encoded images and their latest preprocessing settings, to explain
+    cache misses.
 
     Entries include the salt, so that a tenant cannot learn which images others have used.
     """
@@ -98,7 +100,7 @@ FIXED_TOKENS = 32
 
 
 def encode_cost(num_tokens: int) -> float:
-    """Estimate the cost of encoding an image, in units of the cost per token of a small image.
+    """Return the estimated cost of encoding an image, relative to a small image's cost per token.
 
     The estimate includes linear layers, full attention, and a fixed part.
     """
@@ -112,7 +114,7 @@ class _Record:
 
 
 class EmbeddingCache:
-    """Embeddings by image key, in up to three tiers.
+    """Tracks embeddings by image key, in up to three tiers, and selects those to move or evict.
 
     A held embedding stays on the device, even beyond the budget.
     """
@@ -127,9 +129,9 @@ class EmbeddingCache:
     ) -> None:
         """Create the cache, with the embeddings that are already on disk.
 
-        on_disk: (key, number of tokens) of saved embeddings, the least recently used first.
-        pins: an empty table, whose share is in bytes. None disables pins.
-        file_bytes: returns the bytes on disk of an embedding with the given bytes in memory.
+        on_disk: (key, number of tokens) of each saved embedding, the least recently used first.
+        pins: an empty table whose share is in bytes, or None to disable pins.
+        file_bytes: returns the size on disk of an embedding, given its size in memory, in bytes.
         """
         self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token
@@ -163,8 +165,8 @@ class EmbeddingCache:
         return [Move(key, "disk", None, self._drop_record(key)) for key in disk.make_room(0)]
 
     def listen(self, listener: EmbeddingListener) -> None:
-        """Report to `listener` all cached embeddings, and all that are stored or removed from now
-        on.
+        """Report to `listener` all cached embeddings, and from now on those that are stored or
+        removed.
 
         An embedding counts as stored once its encoding starts, and as removed once no tier has it.
         """
@@ -179,11 +181,13 @@ class EmbeddingCache:
 
     @property
     def staged(self) -> Collection[ImageKey]:
-        """The embeddings that were read from disk, and are not copied to the device yet."""
+        """The embeddings that were read from disk but are not on the device yet."""
         return self._staged
 
     def locate(self, key: ImageKey) -> Place | None:
-        """Return the fastest place that has the embedding, or None if it is not cached."""
+        """Return the fastest tier or staging area that has the embedding, or None if it is not
+        cached.
+        """
         if key in self._staged:
             return "staged"
         for tier, cache_tier in self.tiers.items():
@@ -197,9 +201,7 @@ class EmbeddingCache:
         return None if known is None else known.num_tokens
 
     def ready(self, key: ImageKey) -> bool:
-        """Return True if the step being planned can use the embedding: it is on the device, on the
-        host or staged.
-        """
+        """Return True if the embedding is in memory, so that the step being planned can use it."""
         return self.locate(key) not in (None, "disk")
 
     def on_disk(self, key: ImageKey) -> bool:
@@ -207,9 +209,7 @@ class EmbeddingCache:
         return self.locate(key) == "disk"
 
     def count_lookup(self, place: Place | None) -> None:
-        """Count a sequence's lookup of an embedding: a hit in the tier `place`, and a miss in each
-        faster tier.
-        """
+        """Count a lookup as a hit in the tier `place`, and as a miss in each faster tier."""
         found = "disk" if place == "staged" else place
         for tier in self.tiers:
             if tier == found:
@@ -224,8 +224,9 @@ class EmbeddingCache:
     def pin(self, key: ImageKey, *, idle: bool = False) -> None:
         """Hold `key` on the device for a running sequence that uses it, and count the use.
 
-        Call `unpin` once for each `pin`. idle: the sequence is a background request, so its use is
-        not counted.
+        Call `unpin` once for each `pin`.
+
+        idle: True if the sequence is a background request, whose use is not counted.
         """
         if not idle:
             self._popularity.use(key, len(self._known))
@@ -234,21 +235,22 @@ class EmbeddingCache:
         self.device.hold(key)
 
     def unpin(self, key: ImageKey) -> None:
-        """Undo one `pin`."""
+        """Undo one call of `pin`."""
         self.device.release(key)
 
     def hold(self, key: ImageKey) -> None:
-        """Hold `key` on the device for a sequence that will use it, until `release` is called once
-        for each `hold`.
+        """Hold `key` on the device for a sequence that will use it.
+
+        Call `release` once for each `hold`.
         """
         self.device.hold(key)
 
     def release(self, key: ImageKey) -> None:
-        """Undo one `hold`."""
+        """Undo one call of `hold`."""
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """Return True if `num_tokens` more fit in the device's budget in addition to the held
+        """Return True if `num_tokens` more tokens fit in the device's budget beside the held
         embeddings.
 
         If none are held, any image fits, because a single image may exceed the budget.
@@ -267,10 +269,11 @@ class EmbeddingCache:
         *,
         idle: bool = False,
     ) -> list[Move]:
-        """Add `key` to the device tier when its encoding starts. Returns the moves that free space
+        """Add `key` to the device tier when its encoding starts. Return the moves that free space
         for it.
 
-        keep: images to evict after all others. idle: only background requests need the image.
+        keep: images to evict after all others.
+        idle: True if only background requests need the image.
         """
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
@@ -281,7 +284,7 @@ class EmbeddingCache:
     def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
         """Move `key` from the host, or from staging, to the device.
 
-        Returns the necessary moves. The last one is the move of `key`.
+        Returns the moves that the workers must execute. The last one is that of `key`.
         """
         source = self.locate(key)
         if source == "staged":
@@ -297,7 +300,8 @@ class EmbeddingCache:
     def save(self, key: ImageKey) -> tuple[list[Move], bool]:
         """Free space on disk for `key`, which was just encoded.
 
-        Returns the necessary moves, and True if the embedding should be written.
+        Returns the moves that the workers must execute, and True if the embedding should be
+        written.
         """
         disk = self.disk
         if disk is None or key in disk or self._bytes_on(disk, key) > disk.budget_bytes:
@@ -313,11 +317,10 @@ class EmbeddingCache:
         ], key not in evicted
 
     def flush(self, disk: bool = True) -> list[Move]:
-        """Remove every pin, and every embedding that is not held, from all tiers. Returns the
-        moves.
+        """Remove every pin, and every embedding that is not held, from all tiers. Return the moves.
 
-        disk: also clear the disk. Embeddings that are held on the device, being read or staged also
-            stay on disk.
+        disk: True to also clear the disk. Embeddings that are held on the device, being read or
+            staged stay on disk.
         """
         self._pinned.clear()
         keep = {*self.device.held, *self.keys_being_read, *self._staged}
@@ -331,7 +334,7 @@ class EmbeddingCache:
     def shrink(self, nbytes: int) -> list[Move]:
         """Evict about `nbytes` of embeddings from memory, or all that are not held or pinned.
 
-        Saved ones stay on disk. Returns the moves.
+        Returns the moves that the workers must execute. Saved embeddings stay on disk.
         """
         moves: list[Move] = []
         places: Sequence[Tier] = ("host", "device")
@@ -345,19 +348,19 @@ class EmbeddingCache:
 
     @property
     def kept_bytes(self) -> int:
-        """Total bytes of pinned embeddings."""
+        """The total size of pinned embeddings, in bytes."""
         return self._pinned.nbytes
 
     def pin_for_client(self, key: ImageKey, client: str, seconds: int) -> None:
-        """Pin `key` for a client for `seconds`, in any tier.
+        """Pin `key` for a client for `seconds`, whichever tier stores it.
 
-        This is a no-op if the embedding is not cached, or exceeds what the client may pin.
+        Does nothing if the embedding is not cached, or exceeds what the client may pin.
         """
         if self.locate(key) is not None:
             self._pinned.pin([(key, self._bytes(key))], client, seconds)
 
     def hit(self, key: ImageKey, client: str) -> None:
-        """Renew a client's pin on `key`, if it has one, after a request of the client contained the
+        """Renew the pin of `client` on `key`, if there is one, after a request contained the
         image.
         """
         if self._pinned.items:
@@ -370,8 +373,9 @@ class EmbeddingCache:
     # ---- reading from disk, in the background
 
     def fetch(self, key: ImageKey) -> Move:
-        """Start to read `key` from disk in the background. Call `fetched` when the read has
-        ended.
+        """Return the move that reads `key` from disk in the background.
+
+        Call `fetched` when the read has ended.
         """
         assert self.disk is not None and self.on_disk(key)
         self.disk.use(key, self._worth(key))
@@ -379,10 +383,10 @@ class EmbeddingCache:
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
-        """Record the end of a read from disk. `whole` is True if it succeeded.
+        """Record the end of a read from disk.
 
-        After a failure the embedding is removed from the disk tier, so that the read is not
-        repeated.
+        whole: True if it succeeded. Otherwise the embedding is removed from the disk tier, so that
+            the read is not repeated.
         """
         assert self.disk is not None
         self.disk.release(key)
@@ -392,7 +396,7 @@ class EmbeddingCache:
             self._drop_from_disk(self.disk, key)
 
     def unstage(self, key: ImageKey) -> Move:
-        """Drop a staged embedding that is no longer needed. Returns the move."""
+        """Drop a staged embedding that is no longer needed, and return the move."""
         self._staged.remove(key)
         return Move(key, "staged", None, self._drop_record(key))
 
@@ -412,10 +416,12 @@ class EmbeddingCache:
     # ---- a disk shared with other servers
 
     def seen_in_store(self, image: Image, there: bool) -> None:
-        """Record whether a lookup found the image's embedding on a shared disk (`there`).
+        """Record whether a lookup found the image's embedding on a shared disk.
 
-        If the disk is shared, its tier lists only the embeddings that this server has found or
-        written. Removing one from the tier does not delete its file.
+        The tier of a shared disk lists only the embeddings that this server has found or written.
+        Removing one from the tier does not delete its file.
+
+        there: True if it was found.
         """
         key, disk = image.key, self.disk
         if not there:
@@ -443,8 +449,10 @@ class EmbeddingCache:
         return self._file_bytes(self._bytes(key)) if cache_tier is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
-        """Return the encoding cost per token (and so per byte) that a cached embedding saves, times
-        the image's popularity.
+        """Return the encoding cost per token that a cached embedding saves, times the image's
+        popularity.
+
+        Costs per token and per byte are proportional.
         """
         known = self._known[key]
         if known.idle:
@@ -460,7 +468,10 @@ class EmbeddingCache:
         return moves
 
     def _demote(self, key: ImageKey) -> list[Move]:
-        """Move `key` from the device to the host, unless it would be evicted there at once."""
+        """Move `key` from the device to the host, or drop it if it would be evicted there at once.
+
+        Returns the moves that the workers must execute.
+        """
         if self.host is None or self._bytes(key) > self.host.budget_bytes:
             return [Move(key, "device", None, self._drop_record(key))]
         evicted = self._put_in_tier(self.host, key)
@@ -481,7 +492,7 @@ class EmbeddingCache:
     def _make_room(
         self, cache_tier: CacheTier[ImageKey], nbytes: int, keep: Collection[ImageKey] = ()
     ) -> list[ImageKey]:
-        """Call `make_room` of the tier, but evict pinned embeddings after all others."""
+        """Call `CacheTier.make_room`, but evict pinned embeddings after all others."""
         if self._pinned.items:
             return self._pinned.make_room(cache_tier, nbytes, keep)
         return cache_tier.make_room(nbytes, keep)
@@ -494,7 +505,7 @@ class EmbeddingCache:
             self._listener.embedding_stored(key, num_tokens)
 
     def _drop_record(self, key: ImageKey) -> int:
-        """Remove the record of `key` if no tier has it any more. Returns its number of tokens."""
+        """Remove the record of `key` if no tier has it any more. Return its number of tokens."""
         num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
             if self._pinned.items:

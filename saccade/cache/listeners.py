@@ -11,12 +11,17 @@ from saccade.core.types import ImageKey
 
 
 class PageListener(Protocol):
-    """Callbacks for KV pages on the device. `name` is a page's hash, as defined in `content.py`."""
+    """Gets changes to the KV pages on the device. `name` is the hash of a page (see
+    `content.py`).
+    """
 
     def page_stored(
         self, name: bytes, parent: bytes | None, key: PageKey, partition: Partition
     ) -> None:
-        """A page was added to the prefix cache. parent: the hash of the page before it, if any."""
+        """A page was added to the prefix cache.
+
+        parent: the hash of the page before it, or None for a first page.
+        """
         ...
 
     def page_removed(self, name: bytes) -> None:
@@ -25,7 +30,7 @@ class PageListener(Protocol):
 
 
 class EmbeddingListener(Protocol):
-    """Callbacks for embeddings, in any tier."""
+    """Gets changes to the cached embeddings, in any tier."""
 
     def embedding_stored(self, key: ImageKey, num_tokens: int) -> None:
         """An embedding is cached in some tier, or its encoding has started."""

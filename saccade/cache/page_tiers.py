@@ -9,9 +9,9 @@ from saccade.core.plan import PAGE_TIERS, PageTier
 
 
 class PageTiers(Protocol):
-    """All tiers of offloaded pages, by page hash (`content.py`).
+    """Stores offloaded pages by page hash (`content.py`), in all tiers.
 
-    identity: see `content.PageIdentity`.
+    identity: what the pages depend on (`PageIdentity.digest`).
     """
 
     identity: bytes
@@ -33,25 +33,26 @@ class PageTiers(Protocol):
     def write_page(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
-        """Write `page`, and the state in slot `line` that follows it, to each of `tiers` that does
-        not store it yet.
+        """Write a page to each of `tiers` that does not store it yet. Return the number of bytes
+        written.
 
-        Returns the bytes written.
+        line: the slot with the recurrent state after the page, which is written too, or None.
         """
         ...
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Record a use of consecutive pages, beginning with the first page of a sequence."""
+        """Record a use of consecutive pages, which start with the first page of a sequence."""
         ...
 
     def pin(self, chain: Sequence[tuple[bytes, bool]], client: str, seconds: int) -> None:
-        """Pin consecutive pages for a client for `seconds`. `chain` has (hash, whether a state
-        follows) for each page.
+        """Pin consecutive pages for a client for `seconds`.
+
+        chain: for each page, its hash, and True if the state after it is stored too.
         """
         ...
 
     def hit(self, names: Sequence[bytes], client: str) -> None:
-        """Renew a client's pins on consecutive pages, beginning with the first page of a
+        """Renew a client's pins on consecutive pages, which start with the first page of a
         sequence.
         """
         ...

@@ -1,4 +1,4 @@
-"""The pool of KV pages: which pages are free, and the reference count of each other page.
+"""Allocates KV pages, and counts the references to each.
 
 Free pages are stored as maximal runs of consecutive pages. So a sequence usually gets consecutive
 pages, and attention can read its keys as one slice.
@@ -16,7 +16,8 @@ DUMMY_PAGE = 0
 
 
 class PagePool:
-    """`num_pages` pages of `page_size` tokens each. Page 0 is the dummy page.
+    """Allocates `num_pages` pages of `page_size` tokens each. Page 0 is never allocated: padding
+    uses it.
 
     Allocating or releasing n pages costs O(n + log runs).
     """
@@ -34,14 +35,15 @@ class PagePool:
         self._add_run(1, self.capacity)
 
     def pages_for(self, tokens: int) -> int:
-        """Return the number of pages that `tokens` tokens need."""
+        """Return how many pages `tokens` tokens need."""
         return -(-tokens // self.page_size)
 
     def allocate(self, n: int, after: int | None = None) -> list[int]:
-        """Allocate `n` free pages, each with a reference count of 1. They follow page `after` if
-        possible.
+        """Allocate `n` free pages, each with a reference count of 1.
 
         Requires `n <= free`.
+
+        after: the page that they should follow if possible, or None.
         """
         assert 0 <= n <= self.free
         taken: list[int] = []
@@ -82,7 +84,7 @@ class PagePool:
         return tuple(self._runs.items())
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:
-        """Assert that each page is either free or referenced, and that each reference count matches
+        """Assert that each page is free or referenced, and that each reference count matches
         `holders`.
 
         holders: for each holder, the pages that it references.
@@ -104,7 +106,7 @@ class PagePool:
         """Return the first page for a new run of `n` pages.
 
         It is inside the longest free run. Half of the spare pages stay free before it, so that the
-        sequence on the left can grow too.
+        sequence whose pages end there can grow too.
         """
         while self._runs.get(self._longest[0][1]) != -self._longest[0][0]:
             heapq.heappop(self._longest)

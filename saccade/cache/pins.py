@@ -1,4 +1,5 @@
-"""The pins of one cache: the items that each client has pinned, and until when.
+"""Pins protect cached items from eviction. This module records which items each client has pinned,
+and until when.
 
 A pin expires after its time. Each use by the client renews it. Each client is charged for its pins
 in the cache's unit (pages or bytes). `PinTable` records pins and charges; the cache computes the
@@ -39,8 +40,10 @@ class _Pin:
 
 
 class PinTable(Generic[K]):
-    """Pins by client and item. The caller of `set` charges the client for the item, and the caller
-    of `drop` refunds the charge.
+    """Stores pins by client and item.
+
+    The caller of `set` charges the client for the item, and the caller of `drop` refunds the
+    charge.
     """
 
     def __init__(self, share: int = 0, clock: Clock = time.monotonic) -> None:
@@ -63,7 +66,7 @@ class PinTable(Generic[K]):
     def budget_of(self, client: str) -> int:
         """Return the maximum total charge of a client.
 
-        This is its part of the share, or the part that other clients leave unused if that is
+        This is the client's part of the share, or what other clients leave unused if that is
         larger.
         """
         others = self.charged.total() - self.charged[client]
@@ -71,10 +74,9 @@ class PinTable(Generic[K]):
         return max(self.share // clients, self.share - others)
 
     def set(self, client: str, item: K, seconds: int) -> bool:
-        """Pin an item for `seconds` from now on. Returns True if the client had no pin on it
-        before.
+        """Pin an item for `seconds` from now on. Return True if the client had no pin on it before.
 
-        Setting a pin again never makes it end earlier.
+        Pinning an item again never shortens its pin.
         """
         pins = self._pins.setdefault(client, {})
         before = pins.get(item)
@@ -85,14 +87,14 @@ class PinTable(Generic[K]):
         return before is None
 
     def hit(self, client: str, item: K) -> None:
-        """Renew a client's pin, if it has one, after a use of the item."""
+        """Renew the client's pin on an item, if there is one, after a use of the item."""
         pin = self._pins.get(client, {}).get(item)
         if pin is not None:
             pin.until = max(pin.until, self.clock() + pin.seconds)
             self._touch(client, item)
 
     def drop(self, client: str, item: K) -> None:
-        """Remove a pin."""
+        """Remove a client's pin on an item. The pin must exist."""
         pins = self._pins[client]
         del pins[item]
         self._length -= 1
@@ -114,8 +116,9 @@ class PinTable(Generic[K]):
                 yield client, item
 
     def beyond(self) -> Iterator[tuple[str, K]]:
-        """Yield pins to drop until the total charge is within the share. Drop each one before you
-        advance the iterator.
+        """Yield pins to drop until the total charge is within the share.
+
+        Drop each one before you advance the iterator.
         """
         while self.charged.total() > self.share:
             client = max(self._pins, key=lambda name: (self.charged[name], -self._oldest(name)))
@@ -123,7 +126,7 @@ class PinTable(Generic[K]):
             yield client, next(iter(self._pins[client]))
 
     def in_order(self) -> Iterator[tuple[str, K]]:
-        """Yield all pins, the first to drop first.
+        """Yield all pins, in the order in which they should be dropped.
 
         Clients with the highest charge come first. Within a client, the least recently used pin
         comes first.
@@ -156,10 +159,15 @@ class _Pinned:
 
 
 class PinnedItems(Generic[K]):
-    """The pinned items of a cache that has tiers."""
+    """Manages the pins of a cache that has tiers, and evicts pinned items if nothing else is
+    left.
+    """
 
     def __init__(self, book: PinTable[K]) -> None:
-        """Start without pins or tiers. book: an empty table, whose share is in bytes."""
+        """Start without pins or tiers.
+
+        book: an empty table whose share is in bytes.
+        """
         self.book = book
         self.nbytes = 0  # total size of the pinned items
         self.items: dict[K, _Pinned] = {}
@@ -175,10 +183,12 @@ class PinnedItems(Generic[K]):
         return tier
 
     def pin(self, items: Sequence[tuple[K, int]], client: str, seconds: int) -> None:
-        """Pin (key, bytes) items for a client for `seconds`, in the given order.
+        """Pin items for a client for `seconds`, in the given order.
 
-        Stops at the first item that exceeds what the client may pin. The first items are dropped
-        last.
+        Stops at the first item that exceeds what the client may pin. When pins are dropped, the
+        first items are dropped last.
+
+        items: (key, size in bytes) of each item.
         """
         self.end_due()
         sums = list(accumulate(nbytes for _, nbytes in items))
@@ -194,7 +204,7 @@ class PinnedItems(Generic[K]):
             self._end(other, beyond)
 
     def hit(self, keys: Sequence[K], client: str) -> None:
-        """Renew a client's pins on any of these items, after a use."""
+        """Renew a client's pins on these items, after a use."""
         self.end_due()
         for key in reversed(keys):
             self.book.hit(client, key)
@@ -218,7 +228,7 @@ class PinnedItems(Generic[K]):
     def make_room(self, tier: CacheTier[K], nbytes: int, keep: Collection[K] = ()) -> list[K]:
         """Call `CacheTier.make_room`, then drop pins and evict their items until `nbytes` more fit.
 
-        Items that are held stay.
+        Held items are not evicted. Returns the evicted keys.
         """
         self.end_due()
         evicted = tier.make_room(nbytes, keep)

@@ -53,7 +53,9 @@ NO_TILE_CHILDREN: dict[TileKey, Node] = {}
 
 
 class Node:
-    """A cached page, or a root, which has no page. `depth` is the number of pages from the root."""
+    """A cached page, or a root, which has no page. `depth` is the number of pages from the root to
+    here.
+    """
 
     __slots__ = (
         "children",
@@ -89,7 +91,7 @@ class Node:
 
 
 class PrefixCache:
-    """KV pages of finished and running sequences, by content."""
+    """Finds, holds and evicts the cached KV pages of running and finished sequences."""
 
     def __init__(
         self,
@@ -101,11 +103,11 @@ class PrefixCache:
     ) -> None:
         """Create an empty cache.
 
-        pins: an empty table, whose share is in pages. None disables pins.
-        snapshots: required for a model with a recurrent state per sequence.
-        kept: the tiers to which evicted pages are written. None drops evicted pages.
-        by_tiles: returns a page's key in terms of tiles, or None if the tiles of an image are
-            unknown.
+        pins: an empty table whose share is in pages, or None to disable pins.
+        snapshots: required for a model with a recurrent state per sequence, otherwise None.
+        kept: the tiers to which evicted pages are written, or None to drop evicted pages.
+        by_tiles: returns a page's key with tiles instead of images, or None if the tiles of an
+            image are unknown.
         """
         self._by_tiles = by_tiles
         self.kept = kept
@@ -129,19 +131,21 @@ class PrefixCache:
         self.evictions = 0
 
     def listen(self, listener: PageListener, identity: bytes) -> None:
-        """Report to `listener` every page that is stored or removed from now on. Call this while
-        the cache is empty.
+        """Report to `listener` every page that is stored or removed from now on.
 
-        identity: a digest of everything that pages depend on (`content.PageIdentity.digest`).
+        Call this while the cache is empty.
+
+        identity: a digest of everything that pages depend on (`PageIdentity.digest`).
         """
         assert not self.pages and (self.kept is None or self._identity == identity)
         self._listener, self._identity = listener, identity
 
     def find(self, content: Content, known: Sequence[Node] = ()) -> list[Node]:
-        """Return the longest cached path that a sequence can resume from, without side effects.
+        """Return the longest cached path that a sequence can resume from. This has no side effects.
 
-        At least one token is left to compute. known: a path found earlier for this content, from
-        which the search continues.
+        The path leaves at least one token to compute.
+
+        known: an earlier result for this content, from which the search continues.
         """
         path = [*known]
         # Leaves are evicted first, so if a page is cached, all pages before it are.
@@ -160,17 +164,18 @@ class PrefixCache:
         return self.resumable(path)
 
     def resumable(self, path: list[Node]) -> list[Node]:
-        """Truncate a path, in place, to the part that a sequence can resume from."""
+        """Truncate a path, in place, to the part that a sequence can resume from, and return it."""
         if self.snapshots is not None:
             while path and path[-1].snapshot is None:
                 path.pop()
         return path
 
     def hold(self, content: Content, path: Sequence[Node], *, idle: bool = False) -> Node:
-        """Hold a path that `find` has just returned. The caller now shares its pages.
+        """Hold a path that `find` has just returned, so that its pages are not evicted.
 
-        Returns the last node of the path, or the root if the path is empty. idle: do not count this
-        as a use of the path's last snapshot.
+        Returns the last node of the path, or the root if the path is empty.
+
+        idle: True to not count this as a use of the path's last snapshot.
         """
         for node in path:
             self.evictable -= self._pool.refs[node.page] == 1
@@ -183,12 +188,11 @@ class PrefixCache:
         return path[-1] if path else root
 
     def extend(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> Node:
-        """Add the pages `[node.depth, whole)` of a running sequence to the trie, and return the
-        last node that it holds now.
+        """Add the pages `[node.depth, whole)` of a running sequence to the trie.
 
-        Stops at the first page whose content is already cached in another page. A page table is
-        append-only, so the sequence continues to use its own page. That page, and those after it,
-        are not added before `leave`.
+        Returns the last node that the sequence holds now. Stops at the first page whose content is
+        already cached in another page. A page table is append-only, so the sequence continues to
+        use its own page. That page, and those after it, are not added before `leave`.
         """
         while node.depth < whole:
             key = content.page(node.depth, self._pool.page_size)
@@ -209,16 +213,14 @@ class PrefixCache:
         idle: bool = False,
         names: Sequence[bytes] = (),
     ) -> Node:
-        """Release a sequence's hold. Its first `whole` pages stay cached, and its other pages
-        become free.
+        """Release a sequence's hold, and return the node of the last full page.
 
-        Pages that duplicate cached pages become free, too.
+        Its first `whole` pages stay cached. Its other pages become free, and so do pages that
+        duplicate cached ones.
 
-        idle: do not count this as a use of the pages, so that they are evicted first unless another
-            sequence uses them.
-        names: hashes in `kept` of the pages after the held ones.
-
-        Returns the node of the last full page.
+        idle: True to not count this as a use of the pages. They are then evicted first, unless
+            another sequence uses them.
+        names: the hashes in `kept` of the pages after the held ones.
         """
         held, named = node, iter(names)
         duplicates: list[int] = []
@@ -243,13 +245,13 @@ class PrefixCache:
     def attach(
         self, node: Node, content: Content, depth: int, line: int, *, idle: bool = False
     ) -> bool:
-        """Hand over the snapshot in slot `line` to the cache. It has the state after `depth` pages
-        of the content.
+        """Make slot `line` the cached snapshot of the state after the first `depth` pages of the
+        content.
 
-        `node` is any node on the content's path. Returns False if a duplicate page hides that page.
-        Otherwise the cache owns the slot.
+        Returns True if the cache owns the slot now, and False if a duplicate page hides that page.
 
-        idle: evict the snapshot before others, until it is used.
+        node: any node on the content's path.
+        idle: True to evict the snapshot before others until it is used.
         """
         assert self.snapshots is not None and depth > 0
         while node.parent is not None and node.depth > depth:
@@ -271,8 +273,8 @@ class PrefixCache:
     def allocate_slot(self) -> int | None:
         """Return a slot for a snapshot, or None while all slots are being written.
 
-        This is a free slot, or the slot of the least recently used snapshot. Snapshots of pinned
-        pages are evicted last.
+        It is a free slot, or the slot of the least recently used snapshot, which is evicted.
+        Snapshots of pinned pages are evicted last.
         """
         assert self.snapshots is not None
         line, node = self.snapshots.allocate_slot(lambda node: not node.pinned)
@@ -281,11 +283,11 @@ class PrefixCache:
         return line
 
     def evict(self, n: int, *, keep: bool = True, pinned: bool = True) -> int:
-        """Free up to `n` pages that no sequence holds, pinned ones last. Returns the number of
-        freed pages.
+        """Free up to `n` pages that no sequence holds, pinned ones last. Return how many were
+        freed.
 
-        keep: write them to `kept`, if there is one.
-        pinned: also free pinned pages.
+        keep: True to write them to `kept`, if there is one.
+        pinned: True to also free pinned pages.
         """
         self.end_pins()
         freed: list[int] = []
@@ -327,7 +329,7 @@ class PrefixCache:
     # ---- other tiers
 
     def name(self, node: Node) -> bytes:
-        """Return the hash of the node's page (`content.py`)."""
+        """Return the hash of the page of a node (see `content.py`)."""
         unnamed: list[Node] = []
         while node.name is None and node.parent is not None:
             unnamed.append(node)
@@ -338,7 +340,7 @@ class PrefixCache:
         return name
 
     def stored_name(self, parent: bytes | None, content: Content, index: int) -> bytes:
-        """Return the hash under which `kept` stores page `index` of a content.
+        """Return the hash under which `kept` stores page `index` of `content`.
 
         If `kept` has a page with the same tiles, this is the hash of that page.
 
@@ -361,9 +363,7 @@ class PrefixCache:
             self._tile_names[self.name(node.parent), node.tile_key] = self.name(node)
 
     def _chain(self, node: Node) -> list[tuple[bytes, bool]]:
-        """Return the hashes of a path from the root on, each with True if the page has a
-        snapshot.
-        """
+        """Return for each page from the root to `node` its hash, and True if it has a snapshot."""
         chain = []
         while node.parent is not None:
             chain.append((self.name(node), node.snapshot is not None))
@@ -376,9 +376,8 @@ class PrefixCache:
         return bool(self._unsaved)
 
     def save(self, nbytes: int) -> None:
-        """Copy about `nbytes` of the pages of finished sequences to disk.
-
-        The first pages of a sequence are copied first.
+        """Copy about `nbytes` of the pages of finished sequences to disk, the first pages of each
+        first.
         """
         assert self.kept is not None
         while self._unsaved and nbytes > 0:
@@ -398,11 +397,11 @@ class PrefixCache:
     # ---- pins
 
     def pin(self, node: Node, content: Content, pages: int, client: str, seconds: int) -> int:
-        """Pin the first `pages` computed pages of the sequence that holds `node`, here and in
-        `kept`, for `seconds`.
+        """Pin the first `pages` computed pages of the sequence that holds `node`, for `seconds`.
 
-        Returns the number of pages pinned here. It is less than `pages` if a duplicate page hides
-        the others, or if they exceed what the client may pin.
+        This pins them in this cache and in `kept`. Returns the number of pages pinned here. It is
+        less than `pages` if a duplicate page hides the others, or if they exceed what the client
+        may pin.
         """
         self.end_pins()
         while node.parent is not None and node.depth > pages:
@@ -426,9 +425,7 @@ class PrefixCache:
         return node.depth if self.pins.has(client, node) else 0
 
     def hit(self, path: Sequence[Node], client: str) -> None:
-        """Renew a client's pins on `path`, after one of its sequences was admitted with these
-        pages.
-        """
+        """Renew the pins of `client` on `path`, after a sequence was admitted with these pages."""
         self.end_pins()
         for node in path if len(self.pins) else ():
             if client in node.pinned:
@@ -444,7 +441,7 @@ class PrefixCache:
     def _unpin_oldest(self) -> None:
         """Drop the first pin on a page that no sequence holds.
 
-        There is such a pin if all other pages that are not held have been evicted.
+        Such a pin must exist. It does once all unpinned pages without holders have been evicted.
         """
         client, node = next(
             (client, node)
@@ -484,7 +481,7 @@ class PrefixCache:
     # ---- the trie
 
     def owned(self) -> Iterator[int]:
-        """Yield every page of the trie."""
+        """Yield every page in the trie."""
         todo = list(self._roots.values())
         while todo:
             node = todo.pop()
@@ -519,7 +516,7 @@ class PrefixCache:
         self._push_if_evictable(leaf)
 
     def _next_leaf(self) -> Node | None:
-        """Return the next page without a pin to evict."""
+        """Remove the next evictable page without a pin from the heap and return it, or None."""
         while self._leaves:
             used, _, node = heapq.heappop(self._leaves)
             if node.used == used and self._is_evictable(node):
@@ -530,8 +527,9 @@ class PrefixCache:
         return not (node.children or node.pinned) and self._pool.refs[node.page] == 1
 
     def _push_if_evictable(self, node: Node) -> None:
-        """Add `node` to the heap of evictable leaves, if it is one. Removes a root that is no
-        longer needed.
+        """Add `node` to the heap of evictable leaves, if it is one.
+
+        If it is a root without pages and holders, remove it.
         """
         if node.depth == 0:
             if not node.children and not node.holders:

@@ -1,4 +1,4 @@
-"""Snapshots of recurrent states: which slots of the workers' state memory are in use, and which
+"""Allocates the slots for snapshots of recurrent states in the workers' memory, and selects which
 snapshot is evicted next. This module manages only slot indices. The workers have the states.
 
     allocate_slot -> (a plan copies a sequence's state to the slot) -> attach -> touch ... -> detach
@@ -16,8 +16,9 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Snapshots(Generic[H]):
-    """`count` slots, numbered from `first`. Each snapshot belongs to a holder, such as a node of
-    the prefix cache.
+    """Manages `count` slots, numbered from `first`.
+
+    Each snapshot belongs to a holder, such as a node of the prefix cache.
     """
 
     def __init__(self, first: int, count: int) -> None:
@@ -29,16 +30,17 @@ class Snapshots(Generic[H]):
         self._unused: dict[H, int] = {}  # those that only background requests have used
 
     def __len__(self) -> int:
-        """The number of snapshots that have a holder."""
+        """Return the number of snapshots that have a holder."""
         return len(self._held) + len(self._unused)
 
     def allocate_slot(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
-        """Return (slot to write, holder whose snapshot was evicted), or (None, None) if no slot is
-        available.
+        """Return the slot to write, and the holder whose snapshot was evicted to free it.
 
-        A free slot is used first, then the slot of a snapshot that only background requests have
-        used, then the slot of the least recently used snapshot. Holders for which `first` returns
-        True lose their snapshots before others.
+        The holder is None for a free slot. Both are None if no slot is available. A free slot is
+        used first, then the slot of a snapshot that only background requests have used, then the
+        slot of the least recently used snapshot.
+
+        first: returns True for holders that lose their snapshots before others.
         """
         if self._free:
             return self._free.pop(), None
@@ -54,21 +56,21 @@ class Snapshots(Generic[H]):
         self._free.append(line)
 
     def attach(self, holder: H, line: int, *, idle: bool = False) -> None:
-        """Make the content of slot `line` the snapshot of a holder. idle: evict it first, until it
-        is used.
+        """Make the content of slot `line` the snapshot of a holder.
 
-        The slot has the snapshot now, or once a plan in flight has been executed. That is before
-        any plan made from now on.
+        The workers have written the slot, or will before they execute any plan made from now on.
+
+        idle: True to evict it first, until it is used.
         """
         assert holder not in self._held and holder not in self._unused
         (self._unused if idle else self._held)[holder] = line
 
     def touch(self, holder: H) -> None:
-        """Record a use of the holder's snapshot."""
+        """Record a use of the holder's snapshot, which is now evicted later than others."""
         self._held[holder] = self._pop(holder)
 
     def detach(self, holder: H) -> None:
-        """Free the slot of a holder that is being removed."""
+        """Remove the snapshot of a holder, and free its slot."""
         self.release(self._pop(holder))
 
     def _pop(self, holder: H) -> int:

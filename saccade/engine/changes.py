@@ -1,5 +1,5 @@
-"""Changes to the model's weights or memory that the front has requested: their queue, and when each
-may be made.
+"""Queues changes to the model's weights or memory that the front has requested, and decides when
+each may be made.
 
 A change is sent with a plan, so that every rank makes it between the same two steps. An adapter is
 dropped once no request and no encoding uses it. Later changes do not wait for that.
@@ -19,11 +19,12 @@ ALONE = frozenset({"weights", "sleep", "wake"})
 
 
 class Changes:
-    """Pending changes, and the adapter that each request uses."""
+    """Tracks pending changes, and which adapter each request uses."""
 
     def __init__(self, encodes_with: Callable[[int], bool]) -> None:
-        """Start without changes. encodes_with: returns True if an image is being encoded with the
-        adapter of an index.
+        """Start without changes.
+
+        encodes_with: returns True if an image is being encoded with the adapter of this index.
         """
         self.asleep: tuple[Memory, ...] = ()  # memory that the workers have released
         self._encodes_with = encodes_with
@@ -37,7 +38,7 @@ class Changes:
 
     @property
     def halts(self) -> bool:
-        """Return True if requests must not be computed, because weights or memory are about to
+        """Return True if no requests may be computed, because weights or memory are about to
         change.
         """
         under_way = (*self._waiting, *self._sent)
@@ -48,7 +49,7 @@ class Changes:
         self._users[request.id] = request.adapter.number
 
     def ended(self, deltas: Iterable[Delta]) -> None:
-        """Remove the requests that these deltas finish."""
+        """Forget the requests that these deltas finish, so that their adapters may be dropped."""
         if self._users:
             for delta in deltas:
                 if delta.finish is not None:
@@ -63,7 +64,10 @@ class Changes:
         self._waiting.append(alter)
 
     def take_change(self) -> Change | None:
-        """Return the next change that may be made, to be sent with the next plan."""
+        """Remove and return the first queued change that is allowed now, or None.
+
+        Send it with the next plan.
+        """
         for alter in self._waiting:
             if self._is_allowed(alter.change):
                 self._waiting.remove(alter)
@@ -72,7 +76,9 @@ class Changes:
         return None
 
     def made(self, changed: Changed) -> Altered:
-        """Return the answer to the oldest change that was sent with a plan."""
+        """Return the response to the oldest change that was sent with a plan, and remove the
+        change.
+        """
         self.asleep = changed.asleep
         return Altered(self._sent.popleft().id, changed)
 

@@ -1,4 +1,6 @@
-"""How many bytes embeddings and KV pages may use on disk. Imported only if a directory is set."""
+"""Computes how many bytes embeddings and KV pages may use on disk. Imported only if a directory is
+set.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,22 @@ from saccade.core.store import EMBEDDING_FILES, PAGE_FILES, FolderLayout
 
 
 def embedding_budget(disk: DiskFolder) -> tuple[int, str]:
-    """Return the bytes for embeddings, and the absolute path. Raises ConfigError."""
+    """Return the maximum bytes for embeddings, and the absolute path. Raises ConfigError."""
     return _budget("--embedding-cache-dir", disk, EMBEDDING_FILES)
 
 
 def page_budget(disk: DiskFolder) -> tuple[int, str]:
-    """Return the bytes for KV pages, and the absolute path. Raises ConfigError."""
+    """Return the maximum bytes for KV pages, and the absolute path. Raises ConfigError."""
     return _budget("--kv-cache-dir", disk, PAGE_FILES)
 
 
 def _budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[int, str]:
-    """Return the bytes that `option` may use in a directory, and the directory.
+    """Create the directory. Return the maximum bytes that `option` may use in it, and its absolute
+    path.
 
-    layout: identifies the files that are already stored there. Raises ConfigError.
+    Raises ConfigError.
+
+    layout: identifies the files that are already stored there.
     """
     folder = Path(disk.path).expanduser().absolute()
     try:

@@ -1,6 +1,7 @@
-"""The engine loop: handles messages, sends plans to the workers, and reports results to the front.
+"""Runs the engine loop, which handles messages, sends plans to the workers, and reports results to
+the front.
 
-The scheduler makes the decisions, and the workers compute. The loop never waits for a step: it
+The scheduler makes the decisions, and the workers compute. The loop never waits for a step. It
 handles messages while the workers compute.
 """
 
@@ -53,7 +54,7 @@ UNPAUSED = (
 
 
 class FrontLink(Protocol):
-    """The engine's end of the channel to the front (`child.AsyncChannel`)."""
+    """The engine's end of the channel to the front, such as `child.AsyncChannel`."""
 
     @property
     def over(self) -> bool:
@@ -70,7 +71,7 @@ class FrontLink(Protocol):
 
 
 class Ranks(Protocol):
-    """All workers of a model (`engine.workers.Workers`)."""
+    """The interface to all workers of a model, such as `engine.workers.Workers`."""
 
     @property
     def in_trouble(self) -> bool:
@@ -79,12 +80,12 @@ class Ranks(Protocol):
 
     @property
     def overdue(self) -> str:
-        """The reason why the current step is late, or "" if it is not."""
+        """The reason why the current step takes longer than expected, or "" if it does not."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """The number of plans that were sent, and whose results have not all been received."""
+        """The number of plans that were sent but do not have all results yet."""
         ...
 
     def send(self, plan: Plan) -> None:
@@ -100,7 +101,7 @@ class Ranks(Protocol):
         ...
 
     def take_answers(self) -> Sequence[tuple[Plan, StepResult]]:
-        """Remove and return the results received so far, in order: one for each step, with its
+        """Remove and return the results received so far, in order. Each step has one, with its
         plan.
         """
         ...
@@ -110,26 +111,26 @@ class Ranks(Protocol):
         ...
 
     async def explain(self) -> str:
-        """Describe why the workers have failed."""
+        """Return why the workers have failed."""
         ...
 
 
 class EnginePart(Protocol):
-    """A plugin's part of the engine (`plugin.Scheduling.engine_part`)."""
+    """The part of the engine that a plugin provides (`plugin.Scheduling.engine_part`)."""
 
     decided: tuple[tuple[str, str], ...]  # for the start-up report
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy counters and gauges to the metrics."""
+        """Copy counters and gauges to `metrics`."""
         ...
 
     def close(self) -> None:
-        """Release resources, once the loop has ended without an error."""
+        """Release resources. Called once the loop has ended without an error."""
         ...
 
 
 class Engine:
-    """The engine loop. It runs until it is stopped."""
+    """The engine loop of one model, between the front and the workers."""
 
     def __init__(
         self,
@@ -148,12 +149,13 @@ class Engine:
     ) -> None:
         """Prepare the loop.
 
-        arrived: set when there are messages from the front or the workers, or a grammar is ready.
+        arrived: an event that is set when the front or the workers have sent messages, or a grammar
+            is ready.
         language: None for a server that only encodes images.
-        depth: maximum number of plans in flight.
-        probe: looks up embeddings in a directory shared with other servers, if there is one.
-        memory: None on a GPU.
-        deferred: CUDA graphs remain to be captured.
+        depth: the maximum number of plans in flight.
+        probe: looks up embeddings in a directory shared with other servers, or None without one.
+        memory: evicts cached data while memory is short, or None on a GPU.
+        deferred: True if CUDA graphs remain to be captured.
         """
         self._scheduler = scheduler
         self._workers = workers
@@ -248,7 +250,7 @@ class Engine:
         return self._pause
 
     def _leave_pause(self) -> None:
-        """End the pause if that was requested, once changes are complete and memory is allocated
+        """End the pause if that was requested, no change is pending, and memory is allocated
         again.
         """
         if self._pause is None or not self._pause.leaving:
@@ -262,7 +264,7 @@ class Engine:
             self._front.send(each)
 
     def _settle_pause(self) -> None:
-        """Answer pending pause requests once all work is finished or frozen."""
+        """Answer pending pause requests if all work is finished or frozen."""
         if self._pause is None or self._workers.in_flight:
             return
         idle = self._pause.keeps or (self._scheduler.idle and not self._has_waiting())
@@ -352,8 +354,9 @@ class Engine:
             self._enter(request)
 
     def _begin_probe(self, probe: StoreProbe, request: Request) -> bool:
-        """Look up embeddings in the shared directory. Returns True if the request waits for the
-        result.
+        """Look up embeddings in the shared directory.
+
+        Returns True if the request must wait for the result.
         """
         embeddings = self._scheduler.embeddings
         absent = [image for image in request.images if not embeddings.ready(image.key)]
@@ -439,7 +442,7 @@ class Engine:
 
 
 def measure(scheduler: Scheduler, metrics: Metrics) -> None:
-    """Copy the scheduler's counters and gauges to the metrics."""
+    """Copy the scheduler's counters and gauges to `metrics`."""
     counts, embeddings = scheduler.counts, scheduler.embeddings
     for name, value in (
         ("saccade_images_encoded_total", counts.images_encoded),

@@ -1,5 +1,7 @@
-"""The part of the engine that only servers with a language model have: requests with grammars,
-masks, and metrics of KV pages. A server that only encodes images does not use this module.
+"""The part of the engine that only servers with a language model have. It handles grammars, their
+masks, and metrics of KV pages.
+
+A server that only encodes images does not use this module.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GrammarRequests(Protocol):
-    """Requests that wait until their grammars are compiled. A plugin compiles these in threads."""
+    """Queues requests until their grammars are compiled. A plugin compiles these in threads."""
 
     @property
     def waiting(self) -> bool:
@@ -26,7 +28,7 @@ class GrammarRequests(Protocol):
         ...
 
     def prepare(self, request: Request) -> None:
-        """Start to compile a request's grammar."""
+        """Start to compile the grammar of a request, and queue the request."""
         ...
 
     def drop(self, id: str) -> bool:
@@ -38,18 +40,19 @@ class GrammarRequests(Protocol):
         ...
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every waiting request with an error."""
+        """Remove every waiting request, and return a delta with the error for each."""
         ...
 
 
 class LanguageHalf:
-    """The language model's part of the engine."""
+    """Handles grammars, masks and metrics of the language model for the engine loop."""
 
     def __init__(
         self, scheduler: GenerationScheduler, open_grammars: Callable[[str], GrammarRequests]
     ) -> None:
-        """Use the loop's scheduler. open_grammars: called with the tokenizer's JSON, before the
-        first request with a grammar.
+        """Use the loop's scheduler.
+
+        open_grammars: called with the tokenizer's JSON, before the first request with a grammar.
         """
         self._scheduler = scheduler
         self._open_grammars = open_grammars
@@ -67,8 +70,9 @@ class LanguageHalf:
         self._grammars = self._open_grammars(tokenizer_json)
 
     def prepare_grammar(self, request: Request) -> None:
-        """Start to compile a request's grammar. `add_with_grammar` queues the request when it is
-        compiled.
+        """Start to compile a request's grammar.
+
+        Once it is compiled, `add_with_grammar` passes the request to the scheduler.
         """
         assert self._grammars is not None, "the front sends the tokenizer first"
         self._grammars.prepare(request)
@@ -78,12 +82,15 @@ class LanguageHalf:
         return self._grammars is not None and self._grammars.drop(id)
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every waiting request with an error."""
+        """Remove every request that waits for its grammar, and return a delta with the error for
+        each.
+        """
         return [] if self._grammars is None else self._grammars.fail_all(error)
 
     def add_with_grammar(self) -> list[Delta]:
-        """Queue the requests whose grammars are compiled, and end those whose grammars have
-        failed.
+        """Pass requests whose grammars are compiled to the scheduler, and return the deltas.
+
+        Requests whose grammars have failed end with an error.
         """
         deltas: list[Delta] = []
         if self._grammars is None:
@@ -115,7 +122,7 @@ class LanguageHalf:
     # ---- metrics
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy counters and gauges of pages, pins and the scheduler's parts to the metrics."""
+        """Copy counters and gauges of pages, pins and the scheduler's parts to `metrics`."""
         pool, prefix, cached = self._scheduler.pool, self._scheduler.prefix, 0
         if prefix is not None:
             cached = prefix.pages

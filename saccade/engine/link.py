@@ -1,5 +1,5 @@
-"""The front's side of the engine: starts the engine process, exchanges messages with it, and
-monitors it.
+"""The engine from the front's point of view. This module starts the engine process, exchanges
+messages with it, and monitors it.
 
 The engine is killed when the front exits. The front notices at once if the engine exits, and within
 seconds if it hangs.
@@ -48,7 +48,7 @@ END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EarlyEngine:
-    """An engine process that was started before its model is known, and the descriptor of the
+    """An engine process that was started before its model is known, with the file descriptor of its
     arena.
 
     As a context manager, it kills the process on exit if the process is still running.
@@ -65,8 +65,7 @@ class EarlyEngine:
 
 
 def begin_engine(ranks: int, arena_fd: int | None = None) -> EarlyEngine:
-    """Start an engine process and its workers, so that their imports run concurrently with the
-    front's.
+    """Start an engine process and its workers, while the front continues with its imports.
 
     All are killed when the calling thread exits.
     """
@@ -77,7 +76,7 @@ def begin_engine(ranks: int, arena_fd: int | None = None) -> EarlyEngine:
 
 
 class EngineProcess:
-    """An engine process. Only one task may call `receive`."""
+    """Starts, monitors and stops an engine process. Only one task may call `receive`."""
 
     def __init__(
         self,
@@ -91,9 +90,10 @@ class EngineProcess:
         early: EarlyEngine | None = None,
         plugins: Mapping[str, dict[str, Any]] = NO_PLUGINS,
     ) -> None:
-        """Prepare the start.
+        """Store the options for `start`.
 
-        early: the process if it has already been started, with this arena's memory.
+        early: the process if it has already been started with the memory of `arena`, otherwise
+            None.
         plugins: as in `messages.ServeModel`.
         """
         decided = str(folder), model, engine, arena.size, caches, role, settings
@@ -109,8 +109,9 @@ class EngineProcess:
     async def start(self, on_progress: Callable[[Loading], None]) -> Ready:
         """Start the process and wait until the model is loaded.
 
-        on_progress: called with the progress of loading. Raises StartupError with the engine's
-            reason.
+        Raises StartupError with the reason that the engine sent.
+
+        on_progress: called with the progress of loading.
         """
         early = self._early or begin_engine(self._served.settings.parallel.ranks, self._arena_fd)
         self._child = early.child
@@ -135,7 +136,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The engine's process id. It is only available after `start`."""
+        """The engine's process id. Available only after `start`."""
         assert self._child is not None
         return self._child.pid
 
@@ -153,7 +154,7 @@ class EngineProcess:
         self._channel.send(message)
 
     async def receive(self) -> ToFront:
-        """Wait for the next message. Heartbeats are not returned.
+        """Wait for the next message that is not a heartbeat, and return it.
 
         Raises EngineUnavailable once the engine has exited and all of its messages have been
         received.
@@ -171,7 +172,7 @@ class EngineProcess:
         return message
 
     async def stop(self, grace: float) -> None:
-        """Stop the engine, which gets `grace` seconds to finish running requests."""
+        """Stop the engine, which has `grace` seconds to finish running requests."""
         if self._child is None or self._channel is None:
             return
         if self._ticking is not None:

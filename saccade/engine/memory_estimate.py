@@ -1,6 +1,6 @@
-"""Estimates of the device memory that start-up reserves in addition to weights and KV pages.
+"""Estimates the device memory that start-up reserves in addition to weights and KV pages.
 
-Tests compare them with the sizes of actual tensors.
+Tests compare the estimates with the sizes of actual tensors.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def cuda_bytes(
 ) -> int:
     """Return the peak device bytes on a GPU, without weights, KV pages and the embedding cache.
 
-    They include a step of the language model and its graphs, an encoding and the vision encoder's
-    graphs, and all permanent buffers.
+    They include a step of the language model, an encoding, the graphs of both, and all permanent
+    buffers.
     """
     return (
         step_graph_bytes(graphs, spec, dtype)
@@ -115,20 +115,22 @@ def most_graph_tokens(sizes: StepGraphSizes) -> int:
 
 
 def graph_buffer_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
-    """Return the bytes of the graphs' input and output buffers: embeddings and hidden states."""
+    """Return the size in bytes of the graphs' input and output buffers for embeddings and hidden
+    states.
+    """
     states = most_graph_tokens(sizes) * spec.hidden_size * itemsize(dtype)
     return max((0, *sizes.mixed_tokens)) * embedding_bytes_per_token(spec, dtype) + states
 
 
 def graph_decode_bytes(sizes: StepGraphSizes, spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes for the KV splits of decoding (`decode_bytes`) in graphs."""
+    """Return the bytes that graphs need for the KV splits of decoding (see `decode_bytes`)."""
     return RUNS_BESIDE * decode_bytes(spec, steps) if sizes.count else 0
 
 
 def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
     """Return the peak transient bytes of a step without a graph.
 
-    The layers run before sampling and their memory is reused, so the larger of the two counts.
+    Sampling reuses the memory of the layers, so the larger of the two counts.
     """
     images = steps.tokens * embedding_bytes_per_token(spec, dtype)
     layers = chunk_bytes(spec, steps.tokens, dtype) + images + decode_bytes(spec, steps)
@@ -159,38 +161,39 @@ def drawing_bytes(spec: FamilySpec, rows: int) -> int:
 
 
 def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes of permanent buffers other than graphs: tables by slot, and cached image
-    positions.
+    """Return the bytes of permanent buffers other than graphs.
+
+    These are tables with one row per slot, and cached image positions.
     """
     positions = POSITION_CACHE_BYTES if spec.sees_images else 0
     return edit_bytes(spec, steps.rows) + rule_bytes(spec, steps) + table_bytes(steps) + positions
 
 
 def edit_bytes(spec: FamilySpec, slots: int) -> int:
-    """Return the bytes for `runtime/sampling/edits.py`.
+    """Return the bytes of the buffers in `runtime/sampling/edits.py`.
 
-    It stores how often each token occurs in each slot, and each slot's list of biased and stop
-    tokens.
+    They store how often each token occurs in each slot, and the biased and stop tokens of each
+    slot.
     """
     listed = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + 16 + len(spec.eos_token_ids)
     return slots * (4 * spec.vocab_size + 8 * listed)
 
 
 def rule_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes for `plugins/token_rules/row_rules.py`.
+    """Return the bytes of the buffers in `plugins/token_rules/row_rules.py`.
 
-    It stores each row's tokens and the length of each match, in buffers of twice the necessary size
-    so that they can grow, and one row of logits for the end of reasoning. If more than
-    `RULED_TOKENS` tokens have rules at the same time, they use memory that the other estimates
-    leave free.
+    They store the tokens of each row and the length of each match, with twice the necessary size so
+    that they can grow. They also store one row of logits for the end of reasoning. If more than
+    `RULED_TOKENS` tokens have rules at the same time, the buffers use memory that the other
+    estimates leave free.
     """
     tokens = min(steps.rows * steps.context, max(steps.context, RULED_TOKENS))
     return 16 * tokens + 4 * steps.rows * spec.vocab_size
 
 
 def table_bytes(steps: StepBounds) -> int:
-    """Return the bytes for `runtime/batch.py`: the page tables of all slots, and the indices of one
-    step.
+    """Return the bytes of the buffers in `runtime/batch.py`, which are the page tables of all slots
+    and the indices of one step.
     """
     pages = steps.rows * (2 + steps.context // steps.page_size) * 4
     return pages + 64 * (steps.tokens + steps.rows) + MIB
@@ -199,7 +202,7 @@ def table_bytes(steps: StepBounds) -> int:
 def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: Dtype) -> int:
     """Return the transient device bytes of the vision encoder.
 
-    They include a batch of `patches` patches without a graph, and the encoder's graphs.
+    They include an encoding of `patches` patches without a graph, and the encoder's graphs.
     """
     if not spec.sees_images:
         return 0
@@ -210,8 +213,9 @@ def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: D
 
 
 def tower_buffer_bytes(spec: FamilySpec, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """Return the bytes of the buffers that the vision encoder's graphs read and write: patches,
-    their positions, and embeddings.
+    """Return the bytes of the input and output buffers of the vision encoder's graphs.
+
+    The buffers contain patches, their positions, and embeddings.
     """
     read = spec.cuts.encoder_width * itemsize(dtype) + 16
     written = embedding_bytes_per_token(spec, dtype) // PATCHES_OF_TOKEN
@@ -226,10 +230,10 @@ def largest(encoder: EncoderConfig) -> int:
 def least_embedding_bytes(
     caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """Return the minimum size of the embedding cache if no option sets it. It is reserved before KV
-    pages.
+    """Return the minimum size of the embedding cache in bytes if no option sets it.
 
-    This is the size of the largest image, or less if memory is short.
+    This is the size of the largest image, or less if memory is short. It is reserved before KV
+    pages.
     """
     if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0
@@ -238,7 +242,7 @@ def least_embedding_bytes(
 
 
 def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
-    """Return the bytes of one token's embedding, including deepstack levels."""
+    """Return the size in bytes of one token's embedding, including deepstack levels."""
     return spec.embedding_width * itemsize(dtype)
 
 
@@ -247,8 +251,7 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
-    """Return the transient bytes for the largest block of prompt tokens whose logprobs are
-    computed.
+    """Return the transient bytes for computing logprobs of one block of prompt tokens.
 
     They include the logits (also gathered, with several ranks), a float32 copy, their exponentials,
     and a comparison mask.

@@ -41,8 +41,8 @@ RELEASED_PART = "saccade_memory_released_bytes_total"
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Watermarks for the bytes left. Memory is short once it falls below `low`, and until it
-    exceeds `enough`.
+    """The remaining bytes at which memory counts as short (below `low`) and as sufficient again
+    (above `enough`).
     """
 
     low: int
@@ -50,12 +50,15 @@ class Watermarks:
 
     @classmethod
     def of(cls, room: MemoryUsage) -> Watermarks:
-        """Return the watermarks for a limit, from its state at start-up."""
+        """Return the watermarks for one memory limit, given its usage at start-up."""
         low = min(room.total // LOW_PART, room.left // LEFT_PART)
         return cls(low, low + low // 2)
 
     def missing(self, room: MemoryUsage, *, short: bool) -> int:
-        """Return the bytes to release, or 0. short: memory was short at the last check."""
+        """Return how many bytes to release, or 0.
+
+        short: True if memory was short at the last check.
+        """
         times = 2 if room.waits >= STALLED else 1
         least = self.enough if short else self.low
         return times * self.enough - room.left if room.left < times * least else 0
@@ -74,7 +77,8 @@ class MemoryWatch:
     ) -> None:
         """Set the watermarks from the memory that is left now.
 
-        page_bytes: bytes that evicting a KV page releases on all ranks, or 0 if it releases none.
+        page_bytes: how many bytes evicting a KV page releases on all ranks together, or 0 if it
+            releases none.
         """
         self._machine = machine
         self._scheduler = scheduler
@@ -86,7 +90,7 @@ class MemoryWatch:
         self._beats = 0
 
     def tick(self) -> None:
-        """Check memory on every second call."""
+        """Check memory once in every `BEATS` calls."""
         self._beats += 1
         if self._beats % BEATS == 0:
             self._look(self._machine.read())
@@ -108,8 +112,9 @@ class MemoryWatch:
         return marks.missing(room, short=self._short)
 
     def _evict_cached(self, missing: int) -> bool:
-        """Evict about `missing` bytes, the cheapest to recompute first. Returns True if anything
-        was evicted.
+        """Evict about `missing` bytes of cached data, the cheapest to recompute first.
+
+        Returns True if any was evicted.
         """
         images = self._scheduler.image_scheduler
         pixels = images.slots.drop_kept(missing)
@@ -121,7 +126,9 @@ class MemoryWatch:
         return bool(pixels or embeddings or pages)
 
     def _release_unused(self) -> None:
-        """Release unused memory of this process now, and of the workers with the next plan."""
+        """Return unused memory of this process to the operating system now, and of the workers with
+        the next plan.
+        """
         pixels = self._arena.release(self._scheduler.image_scheduler.slots.holes)
         self._metrics.inc(RELEASED_PART, pixels, what="pixels")
         self._scheduler.release_memory()

@@ -1,4 +1,4 @@
-"""The engine process, after `engine/main.py` has started it and its workers.
+"""Runs the engine process, after `engine/main.py` has started it and its workers.
 
 It derives the options that are not set once the workers have reported the hardware, then runs the
 engine loop. If that fails, it sends the reason to the front. It has no tensors and does not import
@@ -78,9 +78,9 @@ FLUSH_SECONDS = 2.0
 
 
 async def run(arena_fd: int, parent: ParentLink, begun: Sequence[Child]) -> int:
-    """Run the engine with the started workers. If it fails, send the reason to the front.
+    """Run the engine with workers that have been started, and return the exit status.
 
-    Returns the exit status.
+    If it fails, send the reason to the front.
     """
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
@@ -117,8 +117,8 @@ async def serve(
     metrics: Metrics,
     arena_fd: int,
 ) -> None:
-    """Load the model on all ranks, send the derived options to the front, and run the loop until it
-    is stopped.
+    """Load the model on all ranks, report the derived options to the front, and run the loop until
+    it is stopped.
 
     Raises StartupError or WorkersLost.
     """
@@ -175,8 +175,8 @@ async def load_model(
 ) -> tuple[Sequence[Loaded], str]:
     """Load the model on all ranks.
 
-    Returns each rank's answer, and a digest of the weights if KV pages are stored on disk,
-    otherwise "".
+    Returns each rank's response, and a digest of the weights. The digest is "" unless KV pages are
+    stored on disk.
     """
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.settings.tiers.kv_disk is not None and load.format != "dummy"
@@ -194,10 +194,12 @@ def decide(
     hardware: Hardware,
     weights: str,
 ) -> EngineConfig:
-    """Derive the options that are not set. loaded: the first rank's answer. weights: as returned by
-    `load_model`.
+    """Return the engine's configuration. Options that are not set are derived.
 
     Raises ConfigError.
+
+    loaded: the response of the first rank.
+    weights: the digest that `load_model` returned.
     """
     dials = boot.model, boot.engine, spec, load.dtype, hardware
     if boot.role == "encode":
@@ -226,7 +228,7 @@ def build_halves(
     workers: Workers,
     grammars: Callable[[str], GrammarRequests],
 ) -> tuple[Scheduler, LanguageHalf | None]:
-    """Create the scheduler, and the part of the engine that needs a language model.
+    """Return the scheduler, and the part of the engine that needs a language model, or None.
 
     If the server has no language model, a plugin provides the scheduler.
     """
@@ -254,6 +256,8 @@ def open_grammars(
     spec: FamilySpec, wake: Callable[[], object], tokenizer_json: str
 ) -> GrammarRequests:
     """Start to load the tokenizer for grammars, in threads of the plugin that implements them.
+
+    Returns the queue of requests that wait for a grammar.
 
     wake: called when a grammar or a mask is ready.
     """
@@ -294,7 +298,7 @@ def watch_memory(
     arena_fd: int,
     metrics: Metrics,
 ) -> MemoryWatch | None:
-    """Return a `MemoryWatch` for the machine's memory, or None on a GPU."""
+    """Return a `MemoryWatch` for the memory of this machine, or None on a GPU."""
     if config.device != "cpu":
         return None
     size = load.parallel.size
@@ -303,10 +307,9 @@ def watch_memory(
 
 
 def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
-    """Return the `Load` message for every rank. devices: number of CUDA devices that the workers
-    see.
+    """Return the `Load` message for every rank. Raises ConfigError.
 
-    Raises ConfigError.
+    devices: the number of CUDA devices that the workers see.
     """
     sharing = boot.settings.parallel
     device = pick_device(boot.model.device, devices, sharing.ranks)
@@ -331,10 +334,10 @@ def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
 
 
 def returnable_page_bytes(config: EngineConfig, kept: KVSpec, ranks: int) -> int:
-    """Return the bytes that can be returned to the operating system per free KV page, on all ranks.
+    """Return how many bytes the operating system gets back per free KV page, on all ranks together.
 
-    Returns 0 if a KV page's parts are smaller than a memory page, because only whole memory pages
-    can be returned.
+    Returns 0 if the parts of a KV page are smaller than a memory page, because only whole memory
+    pages can be returned.
     """
     kept = kept.with_dtype(config.kv.dtype)
     parts = sum(cache.per == "token" for layer in kept.layers for cache in layer)
@@ -343,8 +346,9 @@ def returnable_page_bytes(config: EngineConfig, kept: KVSpec, ranks: int) -> int
 
 
 def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -> PageIdentity:
-    """Return the identity of this server's KV pages. weights: a digest of the checkpoint's
-    files.
+    """Return the identity of the KV pages that this server computes.
+
+    weights: a digest of the checkpoint's files.
     """
     quantised = load.quantization, load.quantization_tower
     computed = load.device, load.dtype, load.format, *quantised, load.family_option
@@ -362,11 +366,12 @@ def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -
 def draft_tokens(
     settings: DraftSettings, config: EngineConfig, spec: FamilySpec, *, batch_invariant: bool
 ) -> tuple[int, str]:
-    """Return `DraftLimits.tokens`, and the reason to print if it is 0: drafting could change the
-    output, or is disabled.
+    """Return the maximum number of draft tokens (`DraftLimits.tokens`), and the reason to print if
+    it is 0.
 
-    A recurrent state that has processed a rejected draft token cannot be undone, so drafting needs
-    memory for the state before each draft token.
+    It is 0 if drafting is disabled or could change the output. A recurrent state that has processed
+    a rejected draft token cannot be undone, so drafting needs memory for the state before each
+    draft token.
     """
     why = ""
     if settings.speculative == "off":

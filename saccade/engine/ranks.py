@@ -1,4 +1,4 @@
-"""How a model and a machine are divided among ranks: device, shards, collectives.
+"""Decides how a model and a machine are divided among ranks: devices, shards and collectives.
 
 This module works with sizes and counts only, not with tensors.
 """
@@ -32,10 +32,13 @@ it saves.
 def pick_device(
     wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
 ) -> Literal["cpu", "cuda"]:
-    """Return the device. devices: number of CUDA devices that the workers see.
+    """Return the device to use.
 
     Raises ConfigError if cuda is requested but not available, or if there are fewer devices than
     ranks.
+
+    wanted: the requested device.
+    devices: the number of CUDA devices that the workers see.
     """
     if wanted == "cpu":
         return "cpu"
@@ -72,7 +75,7 @@ def _what_lacks(torch: str) -> str:
 def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
     """Return the hardware available to each rank, given the reports of all ranks.
 
-    On GPUs each rank has its own device, and the least free memory of all counts. On CPUs the
+    On GPUs each rank has its own device, and the smallest amount of free memory counts. On CPUs the
     machine's memory is divided by the number of ranks.
     """
     free = min(each.free_bytes for each in ranks)
@@ -85,9 +88,9 @@ def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
 def resolve_parallel(
     settings: ParallelSettings, spec: FamilySpec, device: Literal["cpu", "cuda"]
 ) -> ParallelConfig:
-    """Decide how to divide the model among ranks.
+    """Return how to divide the model among ranks.
 
-    Raises ConfigError if a division is not possible, with the sizes that are.
+    Raises ConfigError if a division is not possible. The message lists the sizes that are.
     """
     size, cuda, ranks = settings.tp_size, device == "cuda", settings.ranks
     runs = settings.ep_size

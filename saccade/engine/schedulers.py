@@ -39,12 +39,12 @@ def build_scheduler(
 ) -> GenerationScheduler:
     """Create a scheduler, with its page pool and caches.
 
-    saved: (key, tokens) of the embeddings on disk (`Workers.allocate`).
-    pages: (hash, bytes) of the KV pages on disk.
+    saved: (key, number of tokens) of each embedding on disk, from `Workers.allocate`.
+    pages: (hash, number of bytes) of each KV page on disk.
     pinned_share: see `process.PINNED_SHARE`.
-    drafts: `DraftLimits.tokens`.
+    drafts: see `DraftLimits.tokens`.
     batch_invariant, plan_steps: as in `SchedulerLimits`.
-    paced: on an accelerator, adapt images and prompts per step to measured times.
+    paced: True to adapt the images and prompts per step to measured times, on an accelerator.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
@@ -71,7 +71,7 @@ def build_scheduler(
 
 
 def build_pace(config: EngineConfig, spec: FamilySpec) -> StepPace:
-    """Create the object that adapts the work per step to measured times."""
+    """Return the object that adapts the work per step to measured times."""
     from saccade.sched.step_pace import PromptPace, StepPace  # on a GPU only
 
     sizes, prompts = prompt_sizes(config.chunk_tokens), None
@@ -86,14 +86,12 @@ def keeps_states(config: EngineConfig, spec: FamilySpec) -> bool:
 
 
 def sees_whole(spec: FamilySpec) -> bool:
-    """Return True if the keys and values of an image token depend on more than the tokens before
-    it.
-    """
+    """Return True if the KV of an image token depends on more than the tokens before it."""
     return spec.position_axes > 1 or spec.kv_spec().whole_images
 
 
 def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileIndex | None:
-    """Create the index of tiles, or return None if the vision encoder does not encode tiles
+    """Return an index of tiles, or None if the vision encoder does not encode tiles
     independently.
     """
     if spec.tiles is None:
@@ -104,7 +102,7 @@ def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileIndex | Non
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
-    """Return the scheduler's limits."""
+    """Return the limits for the scheduler from the engine's config."""
     given = (
         embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
     )
@@ -134,7 +132,10 @@ def build_embeddings(
     saved: Iterable[tuple[ImageKey, int]],
     pinned_share: float = 0.0,
 ) -> EmbeddingCache:
-    """Create the embedding cache. saved: (key, tokens) of the embeddings on disk."""
+    """Create the embedding cache.
+
+    saved: (key, number of tokens) of each embedding on disk.
+    """
     pins: PinTable[ImageKey] = PinTable(int(pinned_share * config.embeddings.device_bytes))
     row = embedding_bytes_per_token(spec, config.dtype)
     return EmbeddingCache(config.embeddings, row, saved, pins=pins)

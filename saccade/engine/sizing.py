@@ -127,7 +127,7 @@ FEWEST_SNAPSHOTS = 2
 def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
     """Return the requested dtype, or the checkpoint's dtype for "auto".
 
-    Returns bfloat16 if the engine does not support the dtype.
+    Returns bfloat16 if the engine does not support that dtype.
     """
     known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
     return known.get(checkpoint if wanted == "auto" else wanted, "bfloat16")
@@ -143,13 +143,13 @@ def resolve(
     caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
     settings: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
 ) -> EngineConfig:
-    """Derive every option that is not set.
+    """Return the engine's configuration, with every option that is not set derived.
+
+    Raises ConfigError if a setting is not possible, and NoMemoryError if the model is too large.
 
     dtype: the dtype of the loaded weights.
     hardware: the resources of each of `ranks` ranks.
-    settings: options of plugins.
-
-    Raises ConfigError if a setting is not possible, and NoMemoryError if the model is too large.
+    settings: the options of plugins.
     """
     cuda, page_size = hardware.device == "cuda", engine.page_size
     context, chunk = pick_context(model, spec), pick_chunk(engine, spec, cuda=cuda)
@@ -221,8 +221,9 @@ def resolve_tower(
     caches: CacheOptions,
     settings: EngineSettings,
 ) -> EngineConfig:
-    """Resolve the settings of a server that only encodes images. It has no KV pages, and encoding
-    need not leave time for other work.
+    """Return the configuration of a server that only encodes images.
+
+    It has no KV pages, and encoding need not leave time for other work.
     """
     cuda = hardware.device == "cuda"
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
@@ -256,7 +257,7 @@ def pick_context(model: ModelOptions, spec: FamilySpec) -> int:
 
 
 def pick_chunk(engine: EngineOptions, spec: FamilySpec, *, cuda: bool) -> int:
-    """Return the maximum tokens in a step.
+    """Return the maximum number of tokens in a step.
 
     Raises ConfigError if the model's images must not be split and the largest one has more tokens.
     """
@@ -271,7 +272,7 @@ def pick_chunk(engine: EngineOptions, spec: FamilySpec, *, cuda: bool) -> int:
 
 
 def memory_budget(hardware: Hardware, fraction: float) -> int:
-    """Return the bytes for pages and states.
+    """Return the bytes for KV pages and recurrent states.
 
     On a GPU, all memory belongs to the engine. On a CPU, only memory that is free now can be used.
     """
@@ -283,9 +284,10 @@ def memory_budget(hardware: Hardware, fraction: float) -> int:
 
 
 def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
-    """Return the maximum number of running sequences, each with `state_bytes` in the budget.
+    """Return the maximum number of running sequences. Raises ConfigError.
 
-    Raises ConfigError.
+    state_bytes: the size of the recurrent state of one sequence, or 0.
+    budget: the bytes for pages and states.
     """
     wanted = engine.max_running_requests
     if wanted is not None and wanted * state_bytes > budget:
@@ -301,13 +303,13 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
 
 
 def count_between(drafts: DraftSettings, state_bytes: int, left: int, *, cuda: bool) -> int:
-    """Return the number of slots in the state memory for the states after draft tokens.
+    """Return the number of slots for the states after draft tokens.
 
     They are enough for one sequence in each of two plans in flight. The number is 0 on a GPU, where
     draft tokens are computed in parallel. It is also 0 unless `--speculative always` is set,
     because storing a state costs more than most drafts save (decision 015).
 
-    left: bytes that the states of running sequences leave.
+    left: the bytes that remain after the states of running sequences.
     """
     if cuda or not state_bytes or drafts.speculative != "always":
         return 0
@@ -326,11 +328,11 @@ def resolve_snapshots(
     *,
     cuda: bool,
 ) -> SnapshotConfig:
-    """Return the number of snapshots for the prefix cache, and their distance within a long prompt.
+    """Return the number of snapshots for the prefix cache, and their distance in a long prompt.
 
     The KV between two snapshots takes as many bytes as one snapshot.
 
-    budget: bytes for states and pages.
+    budget: the bytes for states and pages.
     enough: the number of tokens beyond which more pages would not be useful.
     """
     state_bytes = kept.state_bytes(dtype)
@@ -348,7 +350,7 @@ def resolve_snapshots(
 
 
 class NoMemoryError(ConfigError):
-    """The loaded weights leave too little memory for KV pages."""
+    """Raised if the loaded weights leave too little memory for KV pages."""
 
 
 def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> NoMemoryError:
@@ -379,9 +381,7 @@ def resolve_kv(settings: QuantizationSettings, hardware: Hardware, spec: FamilyS
 
 
 def uses_graphs(settings: CudaSettings, spec: FamilySpec) -> bool:
-    """Return True if the steps of the language model and the vision encoder are captured as CUDA
-    graphs.
-    """
+    """Return True if steps and encodings are captured as CUDA graphs."""
     return spec.supports_cuda_graphs and not settings.disable_cuda_graph
 
 
@@ -407,7 +407,9 @@ def resolve_step_graphs(
 
 
 def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
-    """Remove the largest graphs with prompts until all graphs fit in `most` bytes."""
+    """Return `sizes` without the largest graphs with prompts, so that all graphs fit in `most`
+    bytes.
+    """
     while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
         sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
     return sizes
@@ -435,18 +437,17 @@ def pick_encode_patches(engine: EngineOptions, *, cuda: bool) -> int:
 def prompt_sizes(chunk_tokens: int) -> tuple[int, ...]:
     """Return the numbers of prompt tokens that a step with decoding rows may have, ascending.
 
-    There are graphs of these sizes, so that no padding is computed.
+    Graphs exist for these sizes, so no padding is computed.
     """
     sizes = (size for size in MIXED_GRAPH_TOKENS if MIN_PROMPT_TOKENS <= size < chunk_tokens)
     return (*sizes, chunk_tokens)
 
 
 def tower_budget(spec: FamilySpec, steps: int) -> int:
-    """Return the patch-blocks (patches x blocks) of the vision encoder per step, or 0 if there is
-    none.
+    """Return the vision encoder's budget per step, in patch-blocks (patches x blocks).
 
     The encoder and the language model share cores or multiprocessors. A step encodes 1/`steps` of a
-    large image, so that steps take about equally long.
+    large image, so that steps take about equally long. Returns 0 for a model without vision.
     """
     if not spec.sees_images:
         return 0
@@ -455,8 +456,8 @@ def tower_budget(spec: FamilySpec, steps: int) -> int:
 
 
 def check_tower_attention(wanted: str, device: str) -> None:
-    """Raise ConfigError if the device does not have this attention backend for the vision
-    encoder.
+    """Raise ConfigError if the vision encoder cannot use the attention backend `wanted` on the
+    device.
     """
     backend = find_backend(device, installed=False)
     names = ("sdpa",) if backend is None else backend.towers
@@ -468,13 +469,12 @@ def check_tower_attention(wanted: str, device: str) -> None:
 
 
 def pick_tower_attention(wanted: str, device: str, arch: int, *, half: bool) -> str:
-    """Return the attention backend for the vision encoder: the requested one, or for "auto" the
-    device's default.
-
-    arch: a GPU's compute capability.
-    half: the dtype has 16 bits.
+    """Return the attention backend of the vision encoder. For "auto", the device determines it.
 
     Raises ConfigError if the requested backend is not supported.
+
+    arch: the compute capability of the GPU.
+    half: True if the dtype has 16 bits.
     """
     check_tower_attention(wanted, device)
     backend = find_backend(device, installed=False)
@@ -492,13 +492,13 @@ def resolve_encoder(
     arch: int = 0,
     beside: bool = False,
 ) -> EncoderConfig:
-    """Derive the vision encoder's settings. Models without one get no graphs for it.
-
-    cuda: the device is a GPU with compute capability `arch`.
-    half: the dtype has 16 bits.
-    beside: the device also computes steps of a language model.
+    """Return the vision encoder's settings. A model without one gets no graphs for it.
 
     Raises ConfigError if a setting is not possible.
+
+    cuda: True if the device is a GPU, with compute capability `arch`.
+    half: True if the dtype has 16 bits.
+    beside: True if the device also computes steps of a language model.
     """
     attention = pick_tower_attention(
         settings.cuda.mm_attention_backend, "cuda" if cuda else "cpu", arch, half=half
@@ -528,12 +528,12 @@ def resolve_embeddings(
     left: int,
     host_bytes: int,
 ) -> EmbeddingBudgets:
-    """Derive the size of each tier of the embedding cache in bytes, 0 for a model without vision.
-
-    left: device bytes that are not reserved yet.
-    host_bytes: size of the host tier, unless an option sets it.
+    """Return the size in bytes of each tier of the embedding cache, 0 for a model without vision.
 
     Raises ConfigError.
+
+    left: the device bytes that are not reserved yet.
+    host_bytes: the size of the host tier, unless an option sets it.
     """
     if not spec.sees_images:
         return EmbeddingBudgets(0)
@@ -555,10 +555,11 @@ def resolve_embeddings(
 
 
 def resolve_pages(tiers: TierSettings, ranks: int, host_bytes: int) -> PageTierConfig:
-    """Derive the tiers for KV pages that are evicted from the pool.
+    """Return the tiers for KV pages that are evicted from the pool.
 
-    Their identity is added once the model is loaded. host_bytes: a rank's host memory for pages,
-    unless an option sets it. Raises ConfigError.
+    Their identity is added once the model is loaded. Raises ConfigError.
+
+    host_bytes: the host memory of a rank for pages, unless an option sets it.
     """
     if tiers.kv_cache_host_mb is not None:
         host_bytes = tiers.kv_cache_host_mb * MIB
@@ -573,8 +574,9 @@ def resolve_pages(tiers: TierSettings, ranks: int, host_bytes: int) -> PageTierC
 def kv_page_bytes(
     spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
 ) -> int:
-    """Return the bytes of one KV page over all layers, on each of `ranks` ranks.
+    """Return the size in bytes of one KV page over all layers, on each of `ranks` ranks.
 
-    dtype: the model's dtype. kept: as `KVConfig.dtype`.
+    dtype: the dtype of the model.
+    kept: the dtype of the cache, as in `KVConfig.dtype`.
     """
     return page_size * spec.kv_spec(ranks).with_dtype(kept).token_bytes(dtype)

@@ -21,7 +21,7 @@ from saccade.kernels.backend import find_backend
 
 @dataclass(frozen=True, slots=True)
 class LoadInfo:
-    """Information about the loaded model, for the start-up report."""
+    """What the start-up report shows about the loaded model."""
 
     options: tuple[str, ...]  # options of the model's family
     quantised: str  # as in `messages.Loaded`
@@ -39,7 +39,7 @@ def describe(
     hardware: Hardware,
     facts: LoadInfo,
 ) -> tuple[tuple[str, str], ...]:
-    """Return the derived settings as lines of text: (name, value)."""
+    """Return the derived settings as (name, value) pairs of text."""
     page_bytes = kv_page_bytes(
         spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
     )

@@ -31,7 +31,7 @@ Sight = tuple[tuple[Image, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request with a lookup in progress, and the time at which it stops waiting."""
+    """A request whose lookup is in progress, and the time at which it stops waiting."""
 
     request: Request
     look: Future[Sight]
@@ -39,12 +39,17 @@ class _Waiting:
 
 
 class StoreProbe:
-    """Lookups in one directory. `begin_probe` starts a lookup for a request. After a call of
-    `wake`, `take_ready` may return the request.
+    """Looks up embeddings in one directory.
+
+    `begin_probe` starts a lookup for a request. It calls `wake` when `take_ready` may return the
+    request.
     """
 
     def __init__(self, folder: str, wake: Callable[[], object]) -> None:
-        """Prepare lookups in `folder`. `wake` is called on the event loop."""
+        """Prepare lookups in `folder`.
+
+        wake: called on the event loop when a lookup has ended or timed out.
+        """
         self._folder = Path(folder)
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, "saccade-store")
@@ -57,8 +62,9 @@ class StoreProbe:
         return bool(self._waiting)
 
     def begin_probe(self, request: Request, images: Sequence[Image]) -> bool:
-        """Start to look for the embeddings of `images`. Returns False, without a lookup, if the
-        directory did not respond recently.
+        """Start to look for the embeddings of `images`.
+
+        Returns False, without a lookup, if the directory did not respond recently.
         """
         loop = asyncio.get_running_loop()
         if loop.time() < self._away_until:
@@ -70,15 +76,15 @@ class StoreProbe:
         return True
 
     def drop(self, id: str) -> bool:
-        """Remove a request. Returns True if it was waiting."""
+        """Remove a request. Return True if it was waiting."""
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited.look.cancel()
         return waited is not None
 
     def take_ready(self) -> list[tuple[Request, Sight]]:
-        """Remove and return the requests whose lookups have ended or timed out, in order of
-        arrival.
+        """Remove and return the requests whose lookups have ended or timed out, in the order they
+        arrived.
         """
         found: list[tuple[Request, Sight]] = []
         now = asyncio.get_running_loop().time()
@@ -97,7 +103,7 @@ class StoreProbe:
         return found
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every waiting request with an error."""
+        """Remove every waiting request, and return a delta with the error for each."""
         ended = [Delta(id, finish="error", error=error) for id in self._waiting]
         self._waiting.clear()
         return ended

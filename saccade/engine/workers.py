@@ -1,4 +1,4 @@
-"""All workers of an engine, one process per rank.
+"""Manages all workers of an engine, one process per rank.
 
 Plans are sent to all ranks, and rank 0 answers them. This module also detects when workers have
 failed or hang, and describes why. Sending never waits for a worker. This module uses only the
@@ -53,7 +53,9 @@ Answer = TypeVar("Answer")
 
 
 class WorkersLost(Exception):
-    """The workers have failed. The message describes which one failed first, and why."""
+    """Raised when the workers have failed. The message names the worker that failed first, and
+    why.
+    """
 
 
 class _Rank:
@@ -69,8 +71,8 @@ class _Rank:
         self.silence = HeartbeatMonitor()
 
     def take_messages(self, metrics: Metrics) -> list[FromWorker]:
-        """Remove and return the worker's messages. Heartbeats, metrics and errors are recorded
-        instead.
+        """Remove and return the worker's messages, except heartbeats, metrics and errors, which are
+        recorded.
         """
         answers: list[FromWorker] = []
         for message in self.channel.take_messages():
@@ -95,7 +97,9 @@ class _Rank:
         return self.channel.over or self.error is not None or self.silent
 
     def explain(self) -> tuple[int, str]:
-        """Return (order, reason). The worker with the lowest order most likely failed first."""
+        """Return (order, reason) of a failure. The worker with the lowest order most likely failed
+        first.
+        """
         status = self.child.status
         if status is not None and status < 0:
             return 0, f"{self.name} {self.child.ending}"
@@ -110,7 +114,9 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Pace:
-    """The slowest step so far, in seconds per token and per patch. 0 before the first step."""
+    """Tracks the slowest step so far, in seconds per token and per patch. It is 0 before the first
+    step.
+    """
 
     slowest: float = 0.0
 
@@ -120,14 +126,16 @@ class _Pace:
             self.slowest = max(self.slowest, seconds / units)
 
     def allowed(self, plan: Plan) -> float | None:
-        """Return the maximum expected seconds of the plan, or None if they cannot be estimated."""
+        """Return the maximum expected time of the plan in seconds, or None if it cannot be
+        estimated.
+        """
         units = plan.num_tokens + plan.patches
         known = self.slowest and plan.change is None
         return SLOWER * self.slowest * units if known else None
 
 
 class Workers:
-    """The worker processes, which `engine/main.py` has started.
+    """Manages the worker processes, which `engine/main.py` has started.
 
     Call `start`, `find_devices`, `load` and `allocate` in this order. Then send plans with `send`,
     and receive their results with `take_answers`. `close` or `kill` stops the processes. The event
@@ -141,8 +149,9 @@ class Workers:
         metrics: Metrics,
         on_progress: Callable[[Loading], None] = lambda _: None,
     ) -> None:
-        """Use these processes, ordered by rank. on_progress: called with the progress of
-        loading.
+        """Use these processes, ordered by rank.
+
+        on_progress: called with the progress of loading.
         """
         self.size = len(begun)
         self._children = begun
@@ -166,11 +175,11 @@ class Workers:
             self._ranks.append(_Rank(rank, child, channel, name))
 
     async def find_devices(self) -> int:
-        """Return the number of CUDA devices that every worker sees. Raises WorkersLost."""
+        """Return how many CUDA devices every worker sees. Raises WorkersLost."""
         return min(found.cuda_devices for found in await self._answers(FoundDevices))
 
     async def load(self, load: Load) -> list[Loaded]:
-        """Load a shard of the model on every rank. Returns each rank's answer. Raises
+        """Load a shard of the model on every rank. Return the responses of all ranks. Raises
         WorkersLost.
         """
         self._step_timeout = load.parallel.step_timeout
@@ -178,16 +187,15 @@ class Workers:
         return await self._answers(Loaded)
 
     async def allocate(self, config: EngineConfig) -> Started:
-        """Allocate every rank's memory. Returns the answer of rank 0, with the cached data found on
-        disk.
+        """Allocate the memory of every rank. Return the response of rank 0.
 
-        Raises WorkersLost.
+        It lists the cached data found on disk. Raises WorkersLost.
         """
         self._broadcast(StartWorker(config))
         return (await self._answers(Started))[0]
 
     async def close(self) -> None:
-        """Stop the processes in order, and kill those that do not exit in time."""
+        """Let the processes exit in order, and kill those that do not exit in time."""
         self._broadcast(Finish())
         await asyncio.gather(*(rank.child.end(FINISH_SECONDS) for rank in self._ranks))
 
@@ -214,11 +222,11 @@ class Workers:
 
     @property
     def in_flight(self) -> int:
-        """The number of plans that were sent and are not fully answered."""
+        """The number of plans that were sent but do not have all results yet."""
         return len(self._flight)
 
     def take_answers(self) -> list[tuple[Plan, StepResult]]:
-        """Remove and return the results received so far, in order: one for each step, with its
+        """Remove and return the results received so far, in order. Each step has one, with its
         plan.
 
         Raises AssertionError if a result does not belong to the oldest plan.
@@ -249,13 +257,11 @@ class Workers:
 
     @property
     def in_trouble(self) -> bool:
-        """Return True if a worker has failed or hangs, or a step has timed out. `explain` describes
-        why.
-        """
+        """Return True if a worker has failed or hangs, or if a step has timed out."""
         return self._timed_out or any(rank.in_trouble for rank in self._ranks)
 
     async def explain(self) -> str:
-        """Describe which worker failed first, and why."""
+        """Return which worker failed first, and why."""
         if not any(rank.in_trouble for rank in self._ranks):
             ranks = f" on {self.size} ranks" if self.size > 1 else ""
             limit = f"{self._step_timeout:g} s{ranks} (--tune step_timeout)"
@@ -268,7 +274,7 @@ class Workers:
 
     @property
     def overdue(self) -> str:
-        """The reason why the current step is late, or "" if it is not."""
+        """The reason why the current step takes longer than expected, or "" if it does not."""
         if not self._flight:
             return ""
         plan, passed = self._flight[0], time.monotonic() - self._since

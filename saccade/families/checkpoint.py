@@ -1,5 +1,5 @@
-"""Reads the JSON files of a checkpoint: `config.json`, `generation_config.json`, and the image and
-video processors' files. Errors name the file and the field.
+"""Reads the JSON files of a checkpoint: `config.json`, `generation_config.json`, and the files of
+its image and video processors. Errors name the file and the field.
 
 Families interpret the fields. `runtime/weights/checkpoint_weights.py` reads the tensors.
 """
@@ -49,9 +49,9 @@ def digest_weights(folder: Path) -> str:
 
 
 def weights_elsewhere(folder: Path) -> list[Path]:
-    """Return the weight files outside of `folder` that it refers to, as directories created for
-    GGUF files do. Returns an empty list for an ordinary checkpoint.
+    """Return the weight files outside of `folder` that it refers to.
 
+    Directories created for GGUF files do this. For an ordinary checkpoint, the list is empty.
     Raises CheckpointError if a file was removed.
     """
     names = read_json(folder / ELSEWHERE, required=False).data.get("files", [])
@@ -63,9 +63,10 @@ def weights_elsewhere(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One JSON object in a file, with methods that check a field's type. Null counts as missing.
+    """One JSON object in a file, with methods that check the types of fields. Null counts as
+    missing.
 
-    Methods accept several names of the same field, and use the first that is present. They raise
+    If a method accepts more than one name, it uses the first field that is present. Methods raise
     CheckpointError with the file and the field if a field has the wrong type, or is missing and
     there is no default.
     """
@@ -76,26 +77,24 @@ class Section:
     used: set[tuple[str, str]] = field(default_factory=set, compare=False, repr=False)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value as in the file, which may be null, or `default` if the field is
-        missing.
-        """
+        """Return the value in the file, which may be null, or `default` if the field is missing."""
         self.used.add((self.where, name))
         return self.data.get(name, default)
 
     def looked_up(self, name: str) -> bool:
-        """Return True if any method has looked for the field, whether it exists or not."""
+        """Return True if any method has looked up the field, whether it exists or not."""
         return (self.where, name) in self.used
 
     def has(self, name: str) -> bool:
         return self.get(name) is not None
 
     def filled(self, absent: Mapping[str, Any]) -> Section:
-        """Return a copy of this section, in which missing fields have the values in `absent`."""
+        """Return a copy of this section in which missing fields have the values in `absent`."""
         missing = {name: value for name, value in absent.items() if not self.has(name)}
         return self.changed(missing)
 
     def changed(self, values: Mapping[str, Any]) -> Section:
-        """Return a copy of this section in which fields have the given values."""
+        """Return a copy of this section in which fields have the values in `values`."""
         return replace(self, data={**self.data, **values})
 
     def section(self, name: str) -> Section:
@@ -114,13 +113,13 @@ class Section:
         return value
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """Return an integer that is at least 1."""
+        """Return an integer field, which must be at least 1."""
         if (value := self.integer(*names, default=default)) < 1:
             raise CheckpointError(f"{self.where}: {names[0]} must be at least 1, not {value}")
         return value
 
     def layers(self, *names: str, default: int | None = None) -> int:
-        """Return a layer count from 1 to MAX_LAYERS."""
+        """Return a field with a number of layers, which must be from 1 to MAX_LAYERS."""
         if (value := self.count(*names, default=default)) > MAX_LAYERS:
             raise CheckpointError(
                 f"{self.where}: {names[0]} must be at most {MAX_LAYERS}, not {value}"
@@ -134,7 +133,7 @@ class Section:
         return float(value)
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Return a number above 0."""
+        """Return a number field, which must be above 0."""
         if (value := self.number(*names, default=default)) <= 0:
             raise CheckpointError(f"{self.where}: {names[0]} must be above 0, not {value}")
         return value
@@ -152,7 +151,7 @@ class Section:
         return value
 
     def integers(self, *names: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Return a list of integers. A single integer counts as a list of one."""
+        """Return a list of integers as a tuple. A single integer counts as a list of one."""
         value = self._first(names, default)
         items = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
@@ -195,24 +194,27 @@ class Checkpoint:
     folder: Path
     config: Section
     generation: Section
-    processor: Section  # of the image processor
-    video: Section  # of the video processor
+    processor: Section  # settings of the image processor
+    video: Section  # settings of the video processor
 
     @property
     def mentions_quantization(self) -> bool:
-        """Whether config.json has a quantization section, at any depth."""
+        """True if config.json has a quantization section, at any depth."""
         return mentions_quantization(self.config)
 
     def architecture(self) -> str:
-        """Return `architectures[0]` from config.json, or else `model_type`."""
+        """Return `architectures[0]` from config.json, or `model_type` if it has none."""
         names = self.config.data.get("architectures")
         if isinstance(names, list) and names and isinstance(names[0], str):
             return names[0]
         return self.config.text("model_type")
 
     def dtype(self, text: Section) -> str:
-        """Return the data type of the weights: of the top level of config.json, or of `text`, the
-        language model's section. The default is "bfloat16".
+        """Return the data type of the weights, or "bfloat16" if config.json does not specify it.
+
+        The top level of config.json has priority.
+
+        text: the section of the language model.
         """
         return self.config.text(
             "dtype", "torch_dtype", default=text.text("dtype", "torch_dtype", default="bfloat16")
@@ -221,8 +223,10 @@ class Checkpoint:
     def eos_token_ids(self, text: Section) -> tuple[int, ...]:
         """Return the end tokens from generation_config.json.
 
-        If it has none, return the ids in config.json (at the top level and in `text`, the language
-        model's section) and in the tokenizer's file. Raises CheckpointError if no file has any.
+        If it has none, return the ids in config.json (at the top level and in `text`) and in the
+        tokenizer's file. Raises CheckpointError if no file has any.
+
+        text: the section of the language model.
         """
         if self.generation.has("eos_token_id"):
             return self.generation.integers("eos_token_id")
@@ -238,7 +242,7 @@ class Checkpoint:
         return tuple(dict.fromkeys(found))
 
     def _tokenizer_eos(self) -> list[int]:
-        """Look up the id of `eos_token` from tokenizer_config.json among the added tokens."""
+        """Return the ids of added tokens that are the `eos_token` of tokenizer_config.json."""
         settings = read_json(self.folder / "tokenizer_config.json", required=False)
         token = settings.data.get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
@@ -274,22 +278,25 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _processor(own: Section, name: str, older: Path) -> Section:
-    """Return the section `name` of processor_config.json, or if it is missing the older file. This
-    is the order of transformers 5.
+    """Return the section `name` of processor_config.json, or the older file if there is none.
+
+    This is the order of transformers 5.
     """
     return own.section(name) if own.has(name) else read_json(older, required=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingFiles:
-    """The task that sentence-transformers' files specify."""
+    """The task that the files of sentence-transformers specify, and the tokens whose logits are
+    scores.
+    """
 
     task: Literal["embed", "rank"]
     labels: tuple[int, ...] = ()  # a ranker's token ids for "yes" and "no", if specified
 
 
 def read_pooling(folder: Path) -> PoolingFiles | None:
-    """Return the task of an embedding or ranking model, or `None` for other models.
+    """Return the task of an embedding or ranking model, or None for other models.
 
     Raises CheckpointError if embeddings are not computed from the last token.
     """
@@ -310,7 +317,7 @@ def read_pooling(folder: Path) -> PoolingFiles | None:
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:
-    """Read the object in a JSON file. Returns an empty section if an optional file is missing.
+    """Read the object in a JSON file. If an optional file is missing, return an empty section.
 
     Raises CheckpointError with the file's name.
     """

@@ -1,9 +1,11 @@
-"""Finds the model family of an architecture. Families are the `Family` records in the `__init__.py`
-of the directories next to this file, and of packages that plugins list. It also finds a model's
-directory, and the format of its weight files. Plugins can add both (`plugin.Checkpoints`).
+"""Finds the model family of an architecture, the directory of a model, and the format of its weight
+files.
 
-Plugins' records are imported only if no core family supports the architecture. Then only the
-modules of the family that is used are imported. Only `family_model` imports torch.
+Families are the `Family` records in the `__init__.py` of the directories next to this file, and of
+packages that plugins list. Plugins can also add formats and ways to find directories
+(`plugin.Checkpoints`). Plugins' records are imported only if no core family supports the
+architecture. Then only the modules of the family that is used are imported. Only `family_model`
+imports torch.
 """
 
 from __future__ import annotations
@@ -38,28 +40,28 @@ def stated_in(name: str) -> Iterator[Family]:
 
 @cache
 def core_families() -> tuple[Family, ...]:
-    """Return the core's families, without the plugins' families."""
+    """Return the families of the core, without those of plugins."""
     return tuple(stated_in("saccade.families"))
 
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Return all families, the core's first."""
+    """Return all families. Those of the core come first."""
     packages = [name for each in plugins() if (name := each.checkpoints.families)]
     return (*core_families(), *(each for name in packages for each in stated_in(name)))
 
 
 def architectures() -> tuple[str, ...]:
-    """Return the names (in config.json) of all architectures that a family lists."""
+    """Return the names of all architectures that a family lists, as they occur in config.json."""
     return tuple(name for family in families() for name in family.architectures)
 
 
 def find_family(name: str) -> Family:
-    """Return the family that lists an architecture or a model type. For others, return the family
-    that runs any model with another package's code.
+    """Return the family that lists an architecture or a model type.
 
-    Raises CheckpointError with a list of the supported architectures if there is no such family, or
-    its package is not installed.
+    If there is none, return the family that runs any model with another package's code. Raises
+    CheckpointError with a list of the supported architectures if there is no such family, or its
+    package is not installed.
     """
     for known in (core_families, families):
         for family in known():
@@ -78,14 +80,15 @@ def find_family(name: str) -> Family:
 
 
 def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = False) -> FamilySpec:
-    """Read the spec of the checkpoint in `folder`: its sizes, images, prompts and so on.
-
-    options: family options, as NAME=VALUE.
-    checked: another process has read the spec successfully, so checks for unsupported settings are
-    skipped.
+    """Return the spec of the checkpoint in `folder`: its sizes, image preprocessing, prompts and so
+    on.
 
     Raises CheckpointError, with a list of supported architectures or quantization methods if that
     is the reason, and ConfigError if the family has no such option.
+
+    options: family options, as NAME=VALUE.
+    checked: True if another process has read the spec successfully. Checks for unsupported settings
+        are then skipped.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint.mentions_quantization and not checked:
@@ -126,13 +129,13 @@ def _read_options(options: Sequence[str]) -> dict[str, str]:
 
 
 def family_model(spec: FamilySpec) -> FamilyModel:
-    """Return the `FamilyModel` of `spec`, which builds the network. Imports torch."""
+    """Return the object that builds the network of `spec`. This imports torch."""
     model: FamilyModel = resolve_name(find_family(spec.family).model)(spec)
     return model
 
 
 def find_format(path: Path) -> CheckpointFormat | None:
-    """Return the format of a weight file, or `None` for safetensors."""
+    """Return the plugin's format of a weight file, or None for safetensors and unknown formats."""
     if path.suffix == ".safetensors":
         return None  # does not import plugins
     formats = (each for plugin in plugins() for each in plugin.checkpoints.formats)
@@ -142,12 +145,12 @@ def find_format(path: Path) -> CheckpointFormat | None:
 def resolve_checkpoint(
     model: str, revision: str | None = None, tower_file: str | None = None
 ) -> Path:
-    """Return the directory of the checkpoint `model`, which may be "demo", a directory, a hub id,
-    or a file or name in a plugin's format (GGUF). For the latter, a directory is created.
+    """Return the directory of the checkpoint `model`. Raises CheckpointError.
 
+    model: "demo", a directory, a hub id, or a file or name in a plugin's format (GGUF). For the
+        latter, a directory is created.
+    revision: the revision to download from the hub, or None for the default.
     tower_file: a separate file with the vision encoder (--mmproj), for formats that have it.
-
-    Raises CheckpointError.
     """
     for plugin in plugins():
         for each in plugin.checkpoints.formats:
@@ -164,7 +167,7 @@ def resolve_checkpoint(
 
 
 def _may_be(each: CheckpointFormat, model: str, tower_file: str | None) -> bool:
-    """Return True if the plugin's module must be imported to check whether a model has this
+    """Return True if the format's module must be imported to check whether `model` has this
     format.
     """
     path = Path(model).expanduser()

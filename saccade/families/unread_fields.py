@@ -1,6 +1,7 @@
-"""Fields of a checkpoint's JSON files that transformers reads but families do not.
+"""Rejects checkpoints with fields that transformers reads but families do not, unless they have no
+effect.
 
-These tables list why a field may be ignored, and for which values. With any other value, the
+The tables list why a field may be ignored, and for which values. With any other value, the
 checkpoint is rejected with the field's name, so that no field is silently ignored.
 `tests/families/test_unread_fields.py` compares the tables with transformers' classes. Runs without
 torch.
@@ -20,13 +21,13 @@ from saccade.families.checkpoint import Checkpoint, Section
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why a field may be ignored."""
+    """Why a field may be ignored, and for which values."""
 
     why: str
     neutral: tuple[Any, ...] | None = None  # the values for which it may be; `None` means all
 
     def allows(self, value: Any) -> bool:
-        """Return True if the field may be ignored with this value, or a list of such values."""
+        """Return True if the field may be ignored with this value, or with each value in a list."""
         if self.neutral is None or value is None:
             return True
         if isinstance(value, list):
@@ -245,8 +246,7 @@ SECTIONS: Mapping[str, Fields] = {
 
 
 def refuse_unread(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if a field that the family has not read may not be ignored with its
-    value.
+    """Raise CheckpointError if a field that the family has not read has an effect.
 
     Files that the family has not read are skipped.
     """

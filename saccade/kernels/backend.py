@@ -1,4 +1,5 @@
-"""The kernel backends that plugins provide for each type of device, described without PyTorch.
+"""Describes the kernel backends that plugins provide for each type of device, without importing
+PyTorch.
 
 A backend's operations are its `Ops` (`kernels/ops.py`). If no plugin provides a backend for the
 device, PyTorch's operations are used (`kernels/reference/`).
@@ -23,7 +24,7 @@ compute capability (90 for 9.0), and whether the dtype has 16 bits. Raises Confi
 
 @dataclass(frozen=True, slots=True)
 class KernelBackend:
-    """Kernels for a type of device. Names are written "module:name"."""
+    """The kernels for a type of device. Names of objects to import are written "module:name"."""
 
     ops: str  # class of `Ops`
     ops_by_dtype: Mapping[str, str] = field(default_factory=dict)  # overrides, by dtype
@@ -44,16 +45,18 @@ class KernelBackend:
 
     @property
     def installed(self) -> bool:
-        """True if it can run on this machine. Does not import its packages."""
+        """True if the backend can run on this machine. Its packages are not imported to find
+        out.
+        """
         here = not self.machines or platform.machine() in self.machines
         return here and all(find_spec(package) is not None for package in self.packages)
 
 
 @cache
 def find_backend(device: str, *, installed: bool = True) -> KernelBackend | None:
-    """Return the first backend for a type of device, such as "cpu", or `None`.
+    """Return the first backend for a type of device, such as "cpu", or None.
 
-    installed: only return a backend that can run on this machine.
+    installed: True to only return a backend that can run on this machine.
     """
     for plugin in plugins():
         if (name := dict(plugin.runtime.backends).get(device)) is not None:

@@ -1,4 +1,4 @@
-"""GPU properties that kernels depend on, and copies to devices."""
+"""Detects GPU properties that kernels depend on, and copies arrays to devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ FIRST_SMALL = 120
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Return True if kernels on this GPU support FP8. Slow: call only while a model loads."""
+    """Return True if kernels on this GPU support FP8. This is slow: call it only while a model
+    loads.
+    """
     return device.type == "cuda" and generation(device) >= FIRST_FP8
 
 
@@ -34,7 +36,7 @@ def generation(device: torch.device) -> int:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return a GPU's number of multiprocessors, or an H100's if kernels are interpreted."""
+    """Return the number of multiprocessors of a GPU, or of an H100 if kernels are interpreted."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return 132
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -49,9 +51,12 @@ def has_room(device: torch.device) -> bool:
 
 
 def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if PyTorch supports FP8 matmuls with a scale per row and output on this device.
+    """Return True if PyTorch supports FP8 matmuls with one scale per row and per output on this
+    device.
 
-    dtype: the dtype of the result. Slow: call only while a model loads.
+    This is slow: call it only while a model loads.
+
+    dtype: the dtype of the result.
     """
     return has_fp8(device) and dtype == torch.bfloat16
 

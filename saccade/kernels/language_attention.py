@@ -18,7 +18,7 @@ from saccade.kernels.reference.sdpa import SdpaAttention
 
 @dataclass(frozen=True, slots=True)
 class LanguageAttention:
-    """An attention backend over paged KV, and the features that it supports."""
+    """How to create an attention backend for a paged KV cache, and which features it supports."""
 
     make: Callable[[PagedShape], AttentionBackend]
     # steps can be captured as CUDA graphs, because everything that changes between steps is read on
@@ -36,14 +36,16 @@ class LanguageAttention:
     knows: frozenset[str] = frozenset()
 
     def lacks(self, shapes: Collection[AttentionShape]) -> str:
-        """Return why layers with these shapes are not supported; "" if they are."""
+        """Return why layers with these shapes are not supported, or "" if they are."""
         asked = {each for shape in shapes for each in shape.behaviours - self.knows}
         why = next((why for each, why in BEHAVIOURS.items() if each in asked), "")
         return why and f"{why}, which this attention does not know"
 
     @property
     def installed(self) -> bool:
-        """True if the library is found. Does not import it, which may take seconds."""
+        """True if the backend's library is found. It is not imported, because that may take
+        seconds.
+        """
         return self.find is None or self.find() is not None
 
 
@@ -62,10 +64,11 @@ def possible(
     graphs: bool = False,
     shapes: Collection[AttentionShape] = (),
 ) -> tuple[str, ...]:
-    """Return the names in `table` that support the device, in `auto`'s order of preference.
+    """Return the names in `table` that support the device, in the order in which `auto` prefers
+    them.
 
-    graphs: only those that can be captured as CUDA graphs. shapes: only those that support layers
-    with all of these shapes.
+    graphs: True to only return those that can be captured as CUDA graphs.
+    shapes: only return those that support layers with all of these shapes.
     """
     return tuple(
         name

@@ -1,4 +1,5 @@
-"""Matrix formats: their layout in memory, their padding, and how each is multiplied by a backend.
+"""Matrix formats. Each defines the layout in memory, the padding, and which matmul of a backend
+multiplies it.
 
 A matrix is loaded in one format (`runtime/weights/checkpoint_weights.py`), padded if the device
 requires it, packed once by `ready`, and then used for matmuls. Layers do not depend on the format.
@@ -45,7 +46,7 @@ class Fp8Rows(NamedTuple):
     scales: torch.Tensor  # float32 [R, groups], column-major
     group: int  # inputs per scale
     rows: int
-    dtype: torch.dtype  # of the unquantized rows, and of matmul results
+    dtype: torch.dtype  # dtype of the unquantized rows, and of matmul results
 
     def dense(self) -> torch.Tensor:
         """Return the dequantized rows in float32, without padding."""
@@ -103,7 +104,7 @@ class MatmulOps(Protocol):
         activation: Activation = "none",
         /,
     ) -> torch.Tensor:
-        """Return the activation of the matmul, for a matrix from `prepack_dense`."""
+        """Return `activation(x @ weight.T + bias)`, for a matrix from `prepack_dense`."""
         ...
 
     def int8_linear(
@@ -125,7 +126,7 @@ class MatmulOps(Protocol):
 
 
 class Matrix(ABC):
-    """A weight [out, in] for matmuls.
+    """A weight [out, in] for matmuls, in any format.
 
     The defaults of these methods are for formats that are already packed when loaded, which do not
     support padding or stacking.
@@ -134,36 +135,39 @@ class Matrix(ABC):
     __slots__ = ()
 
     def pad_outputs(self, _sizes: Sequence[int], _more: int, /) -> Matrix:
-        """Return the matrix with `more` zero outputs after each part. Call before `ready`.
+        """Return the matrix with `_more` zero outputs after each part. Call this before `ready`.
 
-        sizes: the numbers of outputs of the parts that the matrix concatenates.
+        _sizes: the numbers of outputs of the parts that the matrix concatenates.
         """
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def pad_inputs(self, _more: int, /) -> Matrix:
-        """Return the matrix with `more` zero inputs at the end. Call before `ready`."""
+        """Return the matrix with `_more` zero inputs at the end. Call this before `ready`."""
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def stack(self, _matrices: Sequence[Matrix], _ops: MatmulOps, /) -> Stack | None:
-        """Stack a layer's experts into one tensor. This matrix is the first.
+        """Return a layer's experts stacked in one tensor, or None if the backend does not support
+        it.
 
-        Returns `None` if the backend does not support such tensors.
+        _matrices: the experts, of which this matrix is the first.
         """
         return None
 
     def ready(self, _ops: MatmulOps, /) -> Matrix:
-        """Return the matrix packed for the backend. Other backends cannot read the result."""
+        """Return the matrix packed for a backend. Other backends cannot read the result."""
         return self
 
     def rows_group(self) -> int:
-        """Return the inputs per scale if large batches may be quantized to 8 bits, else 0."""
+        """Return the number of inputs per scale if large batches may be quantized to 8 bits, else
+        0.
+        """
         return 0
 
     @abstractmethod
     def multiply(
         self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
     ) -> torch.Tensor:
-        """Return `x @ matrix.T + bias` [T, out]. Call on the result of `ready`.
+        """Return `x @ matrix.T + bias` [T, out]. Call this on the result of `ready`.
 
         Only formats with a `rows_group` accept rows in 8 bits.
         """
@@ -185,7 +189,10 @@ class Matrix(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseMatrix(Matrix):
-    """A matrix in the network's dtype. values: [out, in], unless packed."""
+    """A matrix in the network's dtype.
+
+    values: [out, in], unless packed.
+    """
 
     values: torch.Tensor
 
@@ -213,7 +220,7 @@ class DenseMatrix(Matrix):
     def product(
         self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None, activation: Activation, /
     ) -> torch.Tensor:
-        """Apply the activation within the matmul."""
+        """Return `activation(x @ matrix.T + bias)`, computed by one kernel."""
         return ops.dense_linear(whole_rows(x), self.values, bias, activation)
 
 
@@ -284,7 +291,7 @@ class Fp8Matrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Matrix(Matrix):
-    """A 4-bit matrix, whose packed numbers are in `words`:
+    """A 4-bit matrix. Its packed numbers are in `words`.
 
     matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
     """
@@ -317,7 +324,7 @@ class Int4Matrix(Matrix):
         return replace(self, words=words, scales=widen(self.scales), zeros=zeros)
 
     def pad_inputs(self, more: int, /) -> Int4Matrix:
-        """Add padding inputs, which rows must set to 0."""
+        """Return the matrix with `more` additional inputs. Rows must have the value 0 there."""
         scales, zeros, order = self.scales, self.zeros, self.order
         now = self.inputs + more
         chunks = -(-now // CHUNK)
@@ -344,7 +351,7 @@ class Int4Matrix(Matrix):
 
 
 def whole_rows(x: Rows) -> torch.Tensor:
-    """Return `x`, which must not be quantized."""
+    """Return `x`, and assert that it is not quantized."""
     assert isinstance(x, torch.Tensor), "rows in 8 bits are for matrices that want these"
     return x
 

@@ -13,7 +13,7 @@ from saccade.kernels.reference.ops import Ops
 
 
 def pick_ops(place: torch.device, dtype: torch.dtype) -> Ops:
-    """Return the kernels of the device's backend, or else PyTorch's.
+    """Return the kernels for a device. If no backend supports it, these are PyTorch's.
 
     Raises ConfigError for a GPU without a backend.
     """

@@ -1,7 +1,7 @@
-"""The CPU instructions that kernels may use.
+"""Detects the CPU instructions that kernels may use.
 
-PyTorch's switch applies to all kernels: `ATEN_CPU_CAPABILITY=avx2` simulates a CPU without
-AVX-512. oneDNN has a separate switch, `ONEDNN_MAX_CPU_ISA=AVX2`.
+PyTorch's switch applies to all kernels: `ATEN_CPU_CAPABILITY=avx2` simulates a CPU without AVX-512.
+oneDNN has a separate switch, `ONEDNN_MAX_CPU_ISA=AVX2`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def has_avx512() -> bool:
 
 @cache
 def has_vnni() -> bool:
-    """Return True if the CPU sums 8-bit products without overflow (VNNI)."""
+    """Return True if the CPU can sum 8-bit products without overflow (VNNI)."""
     return has_avx512() and bool(torch.cpu._is_vnni_supported())
 
 

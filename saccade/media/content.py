@@ -1,5 +1,5 @@
-"""What the front computes from an image's encoded bytes and header: digest, key, resized size,
-token count.
+"""Computes an image's digest, key, resized size and token count from its encoded bytes and header,
+in the front.
 
 This module parses no image format, because the bytes may be hostile. An image worker reads the
 header (`media/formats/header.py`) and returns a `Probe`.
@@ -50,20 +50,20 @@ used for decoded images that are passed in from Python.
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the header of an image or video file states."""
+    """The header of an image or a video file, as an image worker reports it."""
 
     format: str
     height: int  # pixels, as stored
     width: int
     mode: str  # Pillow's mode, such as "RGB"
-    orientation: int  # EXIF's, 1 to 8, where 1 is upright; for a video, the display rotation
+    orientation: int  # EXIF orientation, 1 (upright) to 8; for a video, the display rotation
     frames: int | None  # None for an image if counting requires reading the entire file
     fps: float = 0.0  # videos only
     sound: bool = False  # whether a video has an audio track
 
     @property
     def upright(self) -> tuple[int, int]:
-        """(height, width) after the orientation is applied."""
+        """The (height, width) after the orientation is applied."""
         return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
 
 
@@ -71,13 +71,13 @@ class Probe:
 class Budget:
     """The size options that a request sets for one image."""
 
-    detail: Detail = "auto"  # OpenAI's option
+    detail: Detail = "auto"  # OpenAI's option `detail`
     min_pixels: int | None = None  # bounds on height * width after resizing
     max_pixels: int | None = None
     as_edges: bool = False  # whether the client sent the bounds as shortest_edge and longest_edge
 
     def apply(self, bounds: PixelBounds) -> PixelBounds:
-        """Return the bounds for resizing this image.
+        """Return `bounds`, changed by the options of this image.
 
         Raises ImageError if the options contradict each other or exceed the model's limits.
         """
@@ -116,7 +116,7 @@ class SizedImage:
 def digest(data: bytes) -> bytes:
     """Return the blake3-256 hash of the encoded bytes.
 
-    Releases the GIL, so hash large bodies on a thread.
+    This releases the GIL, so hash large bodies on a thread.
     """
     return blake3(data).digest()
 
@@ -124,7 +124,7 @@ def digest(data: bytes) -> bytes:
 def identify(
     digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
 ) -> SizedImage:
-    """Compute an image's key, its token and patch counts, and its preprocessing parameters.
+    """Return an image's key, its token and patch counts, and its preprocessing parameters.
 
     Raises ImageError if a budget or an aspect ratio is out of bounds.
     """
@@ -140,8 +140,8 @@ async def identify_soon(
 ) -> SizedImage:
     """Call `identify` without blocking the event loop.
 
-    A model's own preprocessing operation may query another process for the size. In this case, it
-    runs on a thread.
+    The preprocessing operation of a model may query another process for the size. In this case, the
+    call runs on a thread.
     """
     name = partial(identify, digest, probe, budget, salt, spec)
     if spec.sample.own is None:
@@ -172,15 +172,17 @@ def looks_like_video(data: bytes) -> bool:
 
 
 class PixelNames(NamedTuple):
-    """Content hashes of an image's resized pixels."""
+    """Content hashes of an image's resized pixels and of its tiles."""
 
-    whole: bytes  # of all pixels
-    tiles: tuple[bytes, ...] = ()  # of each tile, in the vision encoder's order; empty if not tiled
+    whole: bytes  # hash of all pixels
+    tiles: tuple[bytes, ...] = ()  # hash of each tile, in the encoder's order; empty if not tiled
 
 
 def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
-    """Hash a canvas that holds `frames` images, one below another. Canvases that the vision encoder
-    cannot distinguish get the same hash, such as an image and the same image repeated.
+    """Return the hash of a canvas with `frames` images, one below another.
+
+    Canvases that the vision encoder cannot distinguish get the same hash, such as an image and the
+    same image repeated.
     """
     size = len(pixels) // frames
     parts = {blake3(pixels[size * k : size * (k + 1)]).digest(): None for k in range(frames)}
@@ -190,8 +192,9 @@ def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
 
 
 def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Encode RGB pixels [height, width, 3] in Saccade's own format. Raises ImageError for an array
-    of another type or shape.
+    """Encode RGB pixels [height, width, 3] in Saccade's own format.
+
+    Raises ImageError for an array of another dtype or shape.
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise ImageError(

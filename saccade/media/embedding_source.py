@@ -14,7 +14,7 @@ from saccade.media.opened import OpenedImage
 
 @dataclass(frozen=True, slots=True)
 class EncoderOutcome:
-    """The result of requesting an embedding."""
+    """The result of requesting an embedding, and the time it took."""
 
     outcome: str  # "embedding", or the kind of failure
     ms: float = 0.0  # duration of the request, including `encode_ms`
@@ -22,18 +22,26 @@ class EncoderOutcome:
 
 
 class EmbeddingSource(Protocol):
-    """Requests embeddings of held images. If a request fails, this server encodes the image."""
+    """Requests the embeddings of images of requests in flight from other servers.
+
+    If a request fails, this server encodes the image.
+    """
 
     def trust(self, tower: Tower) -> None:
-        """Accept only embeddings of this vision encoder. Nothing is requested before this call."""
+        """Accept only embeddings of the vision encoder `tower`. None are requested before this
+        call.
+        """
 
     def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
-        """Return True if embeddings can be requested, and one of `num_tokens` fits in the slot."""
+        """Return True if embeddings can be requested and one of `num_tokens` tokens fits in the
+        slot.
+        """
         ...
 
     async def encode_image(self, opened: OpenedImage, slot: PixelSlot) -> EncoderOutcome:
-        """Request a held image's embedding, and write it into `slot`. Nothing is written after the
-        call returns. Raises CancelledError after `call_off`.
+        """Request an image's embedding, and write it into `slot`.
+
+        The slot is not written after the call returns. Raises CancelledError after `call_off`.
         """
         ...
 

@@ -37,9 +37,9 @@ MAX_CACHED = 1 << 16
 
 
 class MetadataCache(Generic[T]):
-    """Metadata of one kind, in memory and, with a `disk`, in its database.
+    """Caches metadata of one type in memory and, with a `disk`, in its database.
 
-    kind: names the entries' type and the version of the decoder that made them.
+    kind: identifies the type of the entries and the version of the decoder that made them.
     form: the type of the entries.
     """
 
@@ -50,18 +50,18 @@ class MetadataCache(Generic[T]):
         self._entries: LRUCache[bytes, T] = LRUCache(MAX_CACHED)
 
     def get(self, name: bytes) -> T | None:
-        """Return an entry in memory."""
+        """Return an entry in memory, or None."""
         return self._entries.get(name)
 
     async def find(self, name: bytes) -> T | None:
-        """Return an entry in memory or on disk."""
+        """Return an entry in memory or on disk, or None."""
         found = self._entries.get(name)
         if found is None and self._disk:
             (found,) = await self.find_all([name])
         return found
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Return several entries on disk, in one database access."""
+        """Return entries on disk, None for each missing one, in one database access."""
         if self._disk is None:
             return [None] * len(names)
         written = await self._disk.find_all(self._kind, names)
@@ -86,8 +86,8 @@ class MetadataCache(Generic[T]):
 class FileCache:
     """Caches the headers of files that were sent before.
 
-    folder: directory for metadata that is kept across restarts; `None` keeps none.
-    max_pixels: the maximum size of an image, or of a video's frame.
+    folder: the directory for metadata that is kept across restarts, or None to keep none.
+    max_pixels: the maximum size of an image, or of a frame of a video.
     """
 
     def __init__(self, folder: Path | None, max_pixels: int) -> None:
@@ -101,7 +101,7 @@ class FileCache:
         self._recalled: dict[ImageKey, Image] = {}
 
     async def find(self, digest: bytes, video: bool, tenant: str) -> Probe | None:
-        """Return the cached header of these bytes, if any.
+        """Return the cached header of the bytes with this digest, or None.
 
         Raises ImageError if the image exceeds this server's limit.
         """
@@ -116,7 +116,7 @@ class FileCache:
         return metadata
 
     def get(self, digest: bytes, tenant: str) -> Probe | None:
-        """Return the cached header of an image, if any."""
+        """Return the cached header of the image with this digest, or None."""
         return self._images.get(_of_tenant(digest, tenant))
 
     def put(self, digest: bytes, video: bool, tenant: str, found: Probe) -> None:
@@ -138,8 +138,10 @@ class FileCache:
             self._same.put(_name(key), image)
 
     async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
-        """Read from disk which images an earlier run found to have the same pixels as these. Each
-        key is looked up once.
+        """Read from disk which images an earlier run of the server found to have the same pixels as
+        these.
+
+        Each key is looked up once. `take_same` returns the results.
         """
         new = [each.image.key for each in opened if each.image.key not in self._asked]
         if len(self._asked) + len(new) > MAX_CACHED:
@@ -149,14 +151,14 @@ class FileCache:
         self._recalled |= {key: image for key, image in zip(new, found, strict=True) if image}
 
     def take_same(self, images: Sequence[Image]) -> Same:
-        """Return the results of `recall_same` for these images, and drop them."""
+        """Remove and return the results of `recall_same` for these images."""
         if not self._recalled:
             return ()
         found = ((image.key, self._recalled.pop(image.key, None)) for image in images)
         return tuple((key, image) for key, image in found if image is not None)
 
     def close(self) -> None:
-        """Wait until all entries are written to disk, and close it."""
+        """Wait until all entries are written to disk, and close the database."""
         if self.disk is not None:
             self.disk.close()
 

@@ -39,14 +39,16 @@ U_co = TypeVar("U_co", covariant=True)
 
 
 class MediaKind(Protocol[S_contra, C, U_co]):
-    """One kind of media. Methods raise errors without `param`, which `Media` adds."""
+    """Reads one kind of media. Methods raise errors without `param`, which `Media` adds."""
 
     def check(self, source: S_contra) -> None:
         """Raise InvalidRequest if this model or this installation does not support the source."""
         ...
 
     def begin_reads(self, source: S_contra, reads: Reads) -> None:
-        """Start the reads for a source. Sources of one request with the same bytes share them."""
+        """Start the reads for a source, and share them with sources of the request that have the
+        same bytes.
+        """
         ...
 
     async def metadata(self, source: S_contra, reads: Reads) -> C:
@@ -61,7 +63,7 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         ...
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return an image's decode jobs in canvas order, or `None` if its bytes were dropped."""
+        """Return an image's decode jobs in canvas order, or None if its bytes were dropped."""
         ...
 
     def forget(self) -> None:
@@ -84,7 +86,7 @@ IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KindContext:
-    """The constructor argument of every kind of media."""
+    """What the constructor of every kind of media gets."""
 
     spec: FamilySpec
     options: ServeOptions
@@ -97,7 +99,7 @@ class KindContext:
 
 
 class MediaKinds:
-    """The kinds of media that a server supports, by name. They are imported when first used."""
+    """Finds the kind of media of a source. Kinds are imported when they are first used."""
 
     def __init__(
         self,
@@ -110,8 +112,9 @@ class MediaKinds:
         fork_servers: ForkServers | None,
         cards: Iterable[MediaCard],
     ) -> None:
-        """Store the context that kinds are built from. `cards` describe the kinds that plugins
-        add.
+        """Store the context that kinds are built from.
+
+        cards: describe the kinds that plugins add.
         """
         self._context = KindContext(spec, options, metrics, limits, pool, disk, fork_servers, self)
         self._cards = {card.kind: card for card in (*CARDS, *cards)}
@@ -123,7 +126,7 @@ class MediaKinds:
         return self._built[kind]
 
     def of(self, source: Source | SentFile) -> AnyKind:
-        """Return a source's kind. Raises InvalidRequest if no enabled plugin provides it."""
+        """Return the kind of a source. Raises InvalidRequest if no enabled plugin provides it."""
         if source.kind not in self._cards:
             raise InvalidRequest(
                 f"{source.param}: this server does not support {source.kind}s: send images instead",
@@ -133,8 +136,9 @@ class MediaKinds:
         return self[source.kind]
 
     def of_bytes(self, data: bytes) -> str | None:
-        """Return the kind whose signature the file has. Returns None for images and for files that
-        no kind recognizes.
+        """Return the kind whose signature the file has.
+
+        Returns None for images and for files that no kind recognizes.
         """
         if data.startswith(IMAGES):
             return None
@@ -161,7 +165,7 @@ class MediaKinds:
 
 
 class Stills:
-    """The `MediaKind` of still images, and of documents' pages once they are rendered."""
+    """Reads still images, and pages of documents once they are rendered."""
 
     def __init__(self, context: KindContext) -> None:
         self._spec = context.spec

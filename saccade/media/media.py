@@ -1,11 +1,10 @@
-"""All steps of an image in the front, in one object: fetch, hash, read the header, and decode if
-needed.
+"""Runs all steps of an image in the front: fetch, hash, read the header, and decode if needed.
 
-    open:           URL -> bytes -> digest -> header -> key, size, tokens. Nothing is decoded.
-    hold_image:     keep the bytes while a request in flight uses the image.
-    decode:         the engine requested the pixels: decode them into the slot that it chose.
-    call_off:       the engine no longer needs the pixels: cancel the decode.
-    release_image:  the request has ended.
+open:           URL -> bytes -> digest -> header -> key, size, tokens. Nothing is decoded.
+hold_image:     keep the bytes while a request in flight uses the image.
+decode:         the engine requested the pixels: decode them into the slot that it chose.
+call_off:       the engine no longer needs the pixels: cancel the decode.
+release_image:  the request has ended.
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ ERRORS = (ImageError, TooLarge, NotFound, InvalidRequest)
 def at(error: RequestError, param: str) -> RequestError:
     """Return a copy of an error with `param` set, unless it was already set.
 
-    It is a copy because several requests may receive the same error from a shared read.
+    It is a copy because more than one request may receive the same error from a shared read.
     """
     kind = ImageError if isinstance(error, ImageError) else type(error)
     return kind(error.message, error.param or param, error.code)
 
 
 class Media:
-    """All images of one server.
+    """Opens, holds and decodes the images of one server.
 
     All methods must be called on one event loop.
     """
@@ -80,8 +79,10 @@ class Media:
     ) -> None:
         """Create the readers and decoders. No process is started before `start`.
 
-        fork_servers: processes from which image workers are forked, to share existing ones.
-        metadata_folder: directory for metadata that is kept across restarts; `None` keeps none.
+        fork_servers: existing processes from which image workers are forked, or None to create
+            them.
+        metadata_folder: the directory for metadata that is kept across restarts, or None to keep
+            none.
         cards: describe the kinds of media that plugins add.
         """
         self.spec = spec
@@ -120,7 +121,7 @@ class Media:
 
     @property
     def files(self) -> UploadedFiles:
-        """The uploaded files."""
+        """The files that clients have uploaded."""
         return self.reader.files
 
     def start(self) -> None:
@@ -139,12 +140,15 @@ class Media:
     async def open_all(
         self, sources: Sequence[Source], salt: str, requester: Requester | None = None
     ) -> tuple[Opened, ...]:
-        """Open a request's images and videos concurrently. A source that occurs several times is
-        read once. The first failure cancels the other reads.
+        """Open a request's images and videos concurrently.
 
-        Queues are fair between clients by `requester`, which defaults to one client per salt.
+        A source that occurs more than once is read once. The first failure cancels the other reads.
         Raises ImageError, TooLarge or NotFound, with `param` set, if a source cannot be fetched or
-        read, and Overloaded if the budget is used up or the request has waited too long in a queue.
+        read. Raises Overloaded if the budget is used up or the request has waited too long in a
+        queue.
+
+        salt: part of the images' keys.
+        requester: identifies the client for fair queues. The default is one client per salt.
         """
         self.check_sources(sources)
         sources = in_company(sources, self.spec.pixel_bounds)
@@ -168,8 +172,10 @@ class Media:
         return opened
 
     def check_sources(self, sources: Sequence[Source]) -> None:
-        """Raise InvalidRequest if the model does not support one of the sources, or if there are
-        more than `--max-images-per-request`.
+        """Raise InvalidRequest if the model does not support a source, or there are too many
+        images.
+
+        The limit is `--max-images-per-request`.
         """
         if sources:
             self.check_seen(sources[0].param)
@@ -195,7 +201,7 @@ class Media:
     async def open(
         self, source: ImageSource, salt: str, requester: Requester | None = None
     ) -> OpenedImage:
-        """Fetch an image, and compute its key and its cost without decoding it.
+        """Fetch an image, and return its key and its cost without decoding it.
 
         Bytes that are fetched or read from a file are counted in the requester's budget before they
         are read. Raises ImageError, TooLarge or NotFound, with `param` set, if the fetch fails, the
@@ -219,15 +225,16 @@ class Media:
     # ---- requests in flight
 
     def hold_image(self, opened: OpenedImage) -> None:
-        """Keep an image's bytes for a request in flight. Each call must be paired with one call of
-        `release_image`.
+        """Keep an image's bytes for a request in flight.
+
+        Call `release_image` once for each call.
         """
         self._metrics.inc("saccade_images_received_total")
         self._held.setdefault(opened.image.key, []).append(opened)
         self._spent.setdefault(opened.image.key, Spent())
 
     def release_image(self, opened: OpenedImage) -> None:
-        """Undo one `hold_image`, when its request has ended."""
+        """Undo one call of `hold_image`, when its request has ended."""
         key = opened.image.key
         self._held[key].remove(opened)
         if not self._held[key]:
@@ -236,11 +243,11 @@ class Media:
     # ---- requests from the engine
 
     async def bring(self, key: ImageKey, slot: PixelSlot) -> PixelNames | None:
-        """Fill an image's slot in the arena: with its embedding if an encoder server returns one,
-        otherwise with its pixels. Returns `None` for an embedding, or the result of `decode`.
+        """Fill an image's slot in the arena.
 
-        Raises ImageError if the bytes cannot be decoded, EngineUnavailable if no image worker runs,
-        and CancelledError after `call_off`.
+        If an encoder server returns the embedding, write this and return None. Otherwise write the
+        pixels and return the result of `decode`. Raises ImageError if the bytes cannot be decoded,
+        EngineUnavailable if no image worker runs, and CancelledError after `call_off`.
         """
         if self.encoders is not None and await self._given(self.encoders, key, slot):
             return None
@@ -259,11 +266,11 @@ class Media:
         return answer.outcome == "embedding"
 
     async def decode(self, key: ImageKey, slot: PixelSlot) -> PixelNames:
-        """Decode an image into its slot in the arena and return the hashes of its pixels. The slot
-        is not written after the call has ended, even if the call fails.
+        """Decode an image into its slot in the arena, and return the hashes of its pixels.
 
-        Raises ImageError if the bytes cannot be decoded or no request holds the image any longer,
-        EngineUnavailable if no image worker runs, CancelledError after `call_off`.
+        The slot is not written after the call has ended, even if the call fails. Raises ImageError
+        if the bytes cannot be decoded or no request holds the image any longer, EngineUnavailable
+        if no image worker runs, and CancelledError after `call_off`.
         """
         if key not in self._held:
             raise ImageError("the request with this image has finished")
@@ -304,21 +311,23 @@ class Media:
         return PixelNames(await asyncio.to_thread(name_pixels, pixels, image, frames))
 
     def call_off(self, key: ImageKey) -> None:
-        """Cancel the image's decode and its request to an encoder."""
+        """Cancel the decode of an image, and its request to an encoder server."""
         if self.encoders is not None:
             self.encoders.call_off(key)
         self.decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
-        """Record that the engine encoded an image in `ms` milliseconds and finished at the
-        monotonic time `at`.
+        """Record that the engine has encoded an image.
+
+        ms: how long that took, in milliseconds.
+        at: when it finished, on the monotonic clock.
         """
         if spent := self._spent.get(key):
             spent.encode_ms, spent.encoded = ms, at
 
     @property
     def prints(self) -> PixelPrints:
-        """The pixel fingerprints of images. The first access enables them."""
+        """The pixel fingerprints of images. Fingerprints are computed once this was accessed."""
         if self._prints is None:
             from saccade.media.pixel_prints import PixelPrints
 
@@ -327,7 +336,7 @@ class Media:
 
     @property
     def held(self) -> int:
-        """The number of images of requests in flight."""
+        """The number of images that requests in flight use."""
         return len(self._held)
 
     def spent(self, key: ImageKey) -> Spent:
@@ -335,7 +344,9 @@ class Media:
         return self._spent.get(key) or Spent()
 
     def tile_parts(self, key: ImageKey) -> tuple[Part, ...]:
-        """Return which part of an image in flight each of its tiles covers. Empty if unknown."""
+        """Return which part of the image each tile of an image in flight covers, or () if
+        unknown.
+        """
         opened = next(iter(self._held.get(key, ())), None)
         if opened is None or self._layout is None:
             return ()
@@ -344,9 +355,9 @@ class Media:
         return parts_of(opened.frames[0].recipe, self._layout.tiles(opened.image.grid))
 
     def holds(self, nbytes: int) -> bool:
-        """Return True if the arena is at least `nbytes` large."""
+        """Return True if the arena has at least `nbytes` bytes."""
         return nbytes <= self._arena.size
 
     def embedding(self, offset: int, nbytes: int) -> memoryview:
-        """Return the arena's bytes at `offset`, where the engine has stored an embedding."""
+        """Return the bytes at `offset` in the arena, where the engine has stored an embedding."""
         return self._arena.flat(offset, nbytes)

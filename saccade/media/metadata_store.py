@@ -1,7 +1,7 @@
-"""A database of metadata of media files (`media/file_cache.py`), in a directory of its own that
-outlives the server.
+"""Stores metadata of media files (`media/file_cache.py`) in a database that outlives the server, in
+a separate directory.
 
-An entry that cannot be read or written is treated as missing: the file is opened again.
+An entry that cannot be read or written is treated as missing, so the file is opened again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ BUSY_SECONDS = 1.0
 
 
 class MetadataStore:
-    """A database of metadata in `folder`. All work is done on one thread. After an error, which is
-    logged and not raised, the store is disabled.
+    """Stores metadata in a database in `folder`, on one thread.
+
+    After an error, which is logged and not raised, the store is disabled.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,12 +48,12 @@ class MetadataStore:
         return self._folder is not None
 
     async def find(self, kind: str, name: bytes) -> bytes | None:
-        """Return an entry's bytes, or `None` if missing."""
+        """Return the bytes of an entry, or None if it is missing."""
         (found,) = await self.find_all(kind, [name])
         return found
 
     async def find_all(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return several entries' bytes, `None` for each missing one, in one database access."""
+        """Return the bytes of each entry, None for each missing one, in one database access."""
         if self._folder is None or not names:
             return [None] * len(names)
 
@@ -65,7 +66,7 @@ class MetadataStore:
         return await asyncio.wrap_future(work) or [None] * len(names)
 
     def put(self, kind: str, name: bytes, entry: bytes) -> None:
-        """Write an entry in the background, unless it is larger than `LARGEST`."""
+        """Write an entry in the background, unless it has more than `LARGEST` bytes."""
         if self._folder is None or len(entry) > LARGEST:
             return
 

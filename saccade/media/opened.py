@@ -23,7 +23,7 @@ image.
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class EncodedBytes:
-    """An image's encoded bytes, which are stored once however many requests use them."""
+    """The encoded bytes of an image. They are stored once, however many requests use them."""
 
     data: bytes  # may be empty if `page` is set
     digest: bytes  # blake3
@@ -32,7 +32,7 @@ class EncodedBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageOfFile:
-    """Page `index` of a document, and the options for rendering it."""
+    """Page `index` of a document, and how to render it."""
 
     file: EncodedBytes
     index: int
@@ -48,25 +48,25 @@ class PartOfImage:
 
     @property
     def corners(self) -> tuple[int, int, int, int]:
-        """(x0, y0, x1, y1)."""
+        """The corners (x0, y0, x1, y1) of the region, in pixels."""
         return self.box.left, self.box.top, self.box.right, self.box.bottom
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedFrame:
-    """A still image, or one frame of a video."""
+    """A still image, or one frame of a video, with what is needed to decode it."""
 
     name: bytes  # content hash, or a placeholder
     encoded: EncodedBytes
     probe: Probe
     recipe: PreprocessParams
-    index: int | None = None  # of a frame in a video file
+    index: int | None = None  # index of the frame in a video file, or None
     part: PartOfImage | None = None  # the region of `encoded` to show; `probe` then describes it
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTimes:
-    """The time spent on reading a source."""
+    """How long it took to read a source, and when the read started."""
 
     fetch_ms: float
     digest_ms: float
@@ -74,7 +74,7 @@ class ReadTimes:
 
     @classmethod
     def together(cls, times: Sequence[ReadTimes]) -> ReadTimes:
-        """Add up the times of several concurrent reads, and keep the earliest start."""
+        """Return the sum of the times of concurrent reads, with the earliest start."""
         return cls(
             sum(each.fetch_ms for each in times),
             sum(each.digest_ms for each in times),
@@ -84,7 +84,7 @@ class ReadTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedImage:
-    """An opened image, with the information that the engine and the image workers need."""
+    """An opened image, with everything that the engine and the image workers need."""
 
     kind: Kind
     image: Image  # the engine's description
@@ -122,12 +122,12 @@ class OpenedImage:
 
     @property
     def there(self) -> bool:
-        """Whether the encoded bytes of all frames are in memory."""
+        """True if the encoded bytes of all frames are in memory."""
         return all(frame.encoded.data for frame in self.frames)
 
     @property
     def nbytes(self) -> int:
-        """The encoded size of all frames. A file with several frames counts once."""
+        """The encoded size of all frames, in bytes. A file with more than one frame counts once."""
         return sum(len(each.data) for each in {frame.encoded for frame in self.frames})
 
 
@@ -146,7 +146,7 @@ Opened = OpenedImage | OpenedVideo
 
 @dataclass(slots=True)
 class Spent:
-    """The time spent so far on decoding and encoding an image in flight."""
+    """How long decoding and encoding an image in flight has taken so far."""
 
     decode_ms: float = 0.0
     encode_ms: float = 0.0
@@ -159,7 +159,7 @@ class Spent:
 
 
 def jobs_of(opened: OpenedImage) -> list[Job]:
-    """Return one decode job per frame of an image, in canvas order."""
+    """Return a decode job for each frame of an image, in canvas order."""
     requester = opened.requester
     return [
         Job(

@@ -1,8 +1,8 @@
-"""Pixel fingerprints, which measure how much of an image has changed: a hash for each square of the
+"""Measures how much of an image has changed, with pixel fingerprints: a hash for each square of the
 resized pixels.
 
-Fingerprints are made only of images for which a client requested it. An image's key includes its
-salt, so images of different tenants are never compared.
+Fingerprints are computed only for images for which a client requested them. An image's key includes
+its salt, so images of different tenants are never compared.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _KEYS = np.random.default_rng().integers(1 << 64, size=(SIDE, 3 * SIDE // 4), dt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PixelPrint:
-    """The hashes of one image's squares."""
+    """The hashes of the squares of one image."""
 
     canvas: tuple[int, int]  # (height, width) in pixels
     squares: npt.NDArray[np.uint64]  # row by row
 
     @classmethod
     def of(cls, pixels: memoryview, canvas: tuple[int, int]) -> PixelPrint:
-        """Hash RGB pixels [height, width, 3].
+        """Return the hashes of RGB pixels [height, width, 3].
 
         Hashes are multilinear (Carter and Wegman 1979): two different squares collide with a
         probability of 2^-32.
@@ -51,21 +51,21 @@ class PixelPrint:
         return cls(canvas, np.einsum("rych,yh->rc", words, _KEYS, dtype=np.uint64).ravel())
 
     def changed(self, before: PixelPrint) -> float | None:
-        """Return the fraction of squares that differ, or `None` if the sizes differ."""
+        """Return the fraction of squares that differ, or None if the sizes differ."""
         if self.canvas != before.canvas:
             return None
         return float(np.mean(self.squares != before.squares))
 
 
 class PixelPrints:
-    """The fingerprints of watched images. They are computed when the images are decoded."""
+    """Computes and stores the fingerprints of watched images when they are decoded."""
 
     def __init__(self) -> None:
         self._watched: LRUCache[ImageKey, None] = LRUCache(MAX_WATCHED)
         self._prints: LRUCache[ImageKey, PixelPrint] = LRUCache(MAX_PRINTS)
 
     def watch(self, keys: Iterable[ImageKey]) -> None:
-        """Compute fingerprints of these images when they are decoded."""
+        """Compute the fingerprints of these images when they are decoded."""
         for key in keys:
             self._watched[key] = None
 
@@ -75,7 +75,9 @@ class PixelPrints:
             self._prints[key] = await asyncio.to_thread(partial(PixelPrint.of, pixels, canvas))
 
     def changed(self, image: ImageKey, before: ImageKey) -> float | None:
-        """Return the fraction of squares that differ, or `None` if it is not known."""
+        """Return the fraction of squares that differ between two images, or None if it is not
+        known.
+        """
         if image.digest == before.digest:
             return 0.0
         one, other = self._prints.get(image), self._prints.get(before)

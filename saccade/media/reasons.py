@@ -33,7 +33,7 @@ MOST = 1e15
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """An error message. `text` has a `{}` placeholder for each number."""
+    """An error message. `text` has a placeholder `{}` for each number."""
 
     text: str
     code: str = ""
@@ -146,14 +146,14 @@ _SENTENCES = _NO_IMAGE | _BAD_HEADER | _IMAGE | _VIDEO | _PIXELS | _DOCUMENT
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why bytes were rejected: the name of a sentence, and the numbers for its placeholders."""
+    """Why bytes were rejected, as the name of a sentence and the numbers for its placeholders."""
 
     name: str
     numbers: tuple[int | float, ...] = ()
 
     @property
     def valid(self) -> bool:
-        """Whether the sentence exists and has a placeholder for each number."""
+        """True if the sentence exists and has a placeholder for each number."""
         sentence = _SENTENCES.get(self.name)
         return (
             sentence is not None
@@ -167,7 +167,7 @@ class Reason:
 
     @property
     def code(self) -> str | None:
-        """The error code, if the sentence defines one."""
+        """The error code, or None if the sentence has none."""
         return _SENTENCES[self.name].code or None
 
 

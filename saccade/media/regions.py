@@ -1,4 +1,4 @@
-"""Regions: rectangular parts of still images, which the model sees as separate images at full
+"""Regions are rectangular parts of still images, which the model sees as separate images at full
 detail.
 
 The first region of an image decodes the full image, and its pixels are cached. Later regions are
@@ -38,7 +38,7 @@ them.
 
 
 class Regions:
-    """The `MediaKind` of regions. A region of the full image is treated as a still image."""
+    """Reads regions. A region of the full image is treated as a still image."""
 
     def __init__(self, context: KindContext) -> None:
         limits = context.limits
@@ -91,8 +91,11 @@ class Regions:
         return opened
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return the job that crops and resizes the region. It crops from cached pixels, or decodes
-        the full image again if this is too large for the cache.
+        """Return the job that crops and resizes the region, or None if the image's bytes were
+        dropped.
+
+        It crops from cached pixels, or decodes the full image again if this is too large for the
+        cache.
         """
         part = image.frames[0].part
         assert part is not None
@@ -106,8 +109,9 @@ class Regions:
         return [replace(whole, region=part.box)] if image.there else None
 
     def _cut_job(self, job: Job, image: OpenedImage, pixels: bytes) -> Job | None:
-        """Return the job that resizes a region cropped from `pixels`, or `None` if too many bytes
-        of cropped regions are waiting already.
+        """Return the job that resizes a region cropped from `pixels`.
+
+        Returns None if too many bytes of cropped regions are waiting already.
         """
         part = image.frames[0].part
         assert part is not None
@@ -132,8 +136,9 @@ class Regions:
         return nbytes <= min(MAX_RETURNED, self._held.maxsize) and needed <= self._limits.memory
 
     async def _decoded(self, job: Job) -> bytes:
-        """Decode a full image and cache its pixels. Raises ImageError if decoding fails, and
-        EngineUnavailable if the workers fail to start.
+        """Decode a full image, cache its pixels, and return them.
+
+        Raises ImageError if decoding fails, and EngineUnavailable if the workers fail to start.
         """
         recipe = whole_of(job.probe.upright)
         pixels = await self._pool.decode(replace(job, recipe=recipe, returned=True))

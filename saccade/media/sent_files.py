@@ -1,4 +1,6 @@
-"""Files in requests. Their bytes determine whether they are images or documents with pages."""
+"""Opens files in requests. Their bytes determine whether they are images or documents with
+pages.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ PageSizes = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class OpenedPage:
-    """A page of a document that is shown to the model."""
+    """A page of a document that the model sees, as text, as an image or both."""
 
     number: int  # starting at 1
     of: int  # pages in the document
@@ -52,23 +54,24 @@ class MeasuredFile:
 
     @property
     def images(self) -> int:
-        """The number of pages that are shown as images."""
+        """The number of pages that the model sees as images."""
         return sum(drawing is not None for drawing in self.drawn)
 
 
 class FileKind(MediaKind[SentFile, MeasuredFile, tuple[OpenedPage, ...]], Protocol):
-    """A kind of media whose sources are files with pages."""
+    """A kind of media whose files have pages."""
 
     async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
-        """Return the sizes of all pages. Raises ImageError, TooLarge or NotFound if the file cannot
-        be fetched or read, InvalidRequest for an unreadable or unsupported document, and
-        EngineUnavailable.
+        """Return the sizes of all pages.
+
+        Raises ImageError, TooLarge or NotFound if the file cannot be fetched or read,
+        InvalidRequest for an unreadable or unsupported document, and EngineUnavailable.
         """
         ...
 
 
 class SentFiles:
-    """Opens the files in requests."""
+    """Opens the files in requests as images or as pages of documents."""
 
     def __init__(self, media: Media) -> None:
         self._media = media
@@ -81,13 +84,15 @@ class SentFiles:
         others: int = 0,
         fits: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[tuple[OpenedPage, ...] | ImageSource]:
-        """Return the pages of each file, or an `ImageSource` for a file that is an image. A file
-        that occurs several times is read once.
+        """Return the pages of each file, or an `ImageSource` for a file that is an image.
 
-        Before pages are read, `fits` is called with the number of image tokens of each file, and
-        may raise. `others` is the number of the prompt's other images. The budget of each page may
-        depend on it. Raises ImageError, TooLarge, NotFound or Overloaded, as `Media.open` does, and
-        the exceptions of `fits`. Damaged images are only detected when their source is opened.
+        A file that occurs more than once is read once. Raises ImageError, TooLarge, NotFound or
+        Overloaded, as `Media.open` does, and the exceptions of `fits`. Damaged images are only
+        detected when their source is opened.
+
+        others: the number of other images in the prompt, which may reduce the budget of each page.
+        fits: called with the number of image tokens of each file before pages are read. It may
+            raise.
         """
         media = self._media
         media.check_count(len(sources), sources[-1].param)
@@ -113,7 +118,7 @@ class SentFiles:
     async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> PageSizes | None:
         """Check that this client can use these bytes as an image, a video or a document.
 
-        Returns the page sizes of a document, or `None` for an image or a video. Raises
+        Returns the page sizes of a document, or None for an image or a video. Raises
         InvalidRequest, ImageError or TooLarge if the bytes cannot be used.
         """
         media, requester = self._media, Requester.of(client)
@@ -168,8 +173,9 @@ class SentFiles:
 
 
 def _image_in(data: bytes, source: SentFile) -> ImageSource:
-    """Return the source of a file that is an image. Raises InvalidRequest if a page was
-    requested.
+    """Return the source of a file that is an image.
+
+    Raises InvalidRequest if a page was requested.
     """
     if source.page is not None:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The hashes of an image's tiles, and the part of the image that each tile covers.
+"""Computes the hashes of an image's tiles, and the part of the image that each tile covers.
 
 Pixels are read from the arena after the image worker has finished writing them.
 """
@@ -17,7 +17,7 @@ from saccade.media.content import PixelNames
 
 
 def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) -> PixelNames:
-    """Hash an image's tiles, and derive the canvas's hash from these.
+    """Return the hashes of an image's tiles, and a hash of the canvas that is derived from them.
 
     Tiles that the vision encoder cannot distinguish get the same hash.
     """
@@ -31,8 +31,9 @@ def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) ->
 
 
 def parts_of(recipe: PreprocessParams, tiles: Sequence[CanvasTile]) -> tuple[Part, ...]:
-    """Return the part of the image that each tile covers. Empty if the preprocessing parameters do
-    not determine it for every tile.
+    """Return the part of the image that each tile covers.
+
+    The result is empty if the preprocessing parameters do not determine it for every tile.
     """
     parts = []
     for tile in tiles:
@@ -46,8 +47,9 @@ def parts_of(recipe: PreprocessParams, tiles: Sequence[CanvasTile]) -> tuple[Par
 
 
 def _shown(view: ImageView, window: Box) -> Part | None:
-    """Return the part of a view's image that a window of the canvas covers, or `None` if the window
-    covers another view.
+    """Return the part of a view's image that a window of the canvas covers.
+
+    Returns None if the window covers another view.
     """
     for tile in view.tiles:
         if tile.at == (window.top, window.left):
@@ -60,7 +62,7 @@ def _shown(view: ImageView, window: Box) -> Part | None:
 
 
 def _fractions(box: Box, size: Size) -> Part:
-    """Convert a box to fractions of the image's height and width, clipped to 0 to 1."""
+    """Return the edges of a box as fractions of the image's height and width, from 0 to 1."""
     height, width = size
     edges = box.top / height, box.left / width, box.bottom / height, box.right / width
     top, left, bottom, right = (round(min(1.0, max(0.0, edge)), 4) for edge in edges)

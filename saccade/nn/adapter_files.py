@@ -42,7 +42,7 @@ PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva")
 
 
 class AdapterConfig(Struct, rename={"rank": "r", "alpha": "lora_alpha"}):
-    """The fields of `adapter_config.json` that determine an adapter's effect."""
+    """The fields of `adapter_config.json` that determine what an adapter computes."""
 
     rank: int
     alpha: float
@@ -66,7 +66,7 @@ NEUTRAL = {"bias": "none"}
 
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
-    """An adapter's content, by canonical names of modules."""
+    """An adapter that was read from a directory: its matrices by canonical names of modules."""
 
     fingerprint: str
     factors: dict[str, Factors]
@@ -86,9 +86,10 @@ def read_adapter(
     modules: Mapping[str, tuple[int, int]],
     canonical_name: Callable[[str], str],
 ) -> ReadAdapter:
-    """Read the adapter in a directory. Raises CheckpointError or OSError.
+    """Read the adapter in a directory, and return it. Raises CheckpointError or OSError.
 
-    modules: the supported target modules: [out, in] by canonical name.
+    modules: the supported target modules, as [out, in] by canonical name.
+    canonical_name: converts a module's name in the file to the name that layers use.
     """
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(
@@ -135,7 +136,7 @@ def read_adapter(
 
 
 class StoredHalf(Struct):
-    """The header's entry for one of the two matrices that an adapter has per module."""
+    """The header's entry for one of the two matrices that an adapter has for each module."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -157,8 +158,9 @@ def _read_config(path: Path) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of at most `MAX_BYTES`. Raises CheckpointError if it cannot be opened, or if a
-    later read fails.
+    """Open a file of at most `MAX_BYTES`, and close it on exit.
+
+    Raises CheckpointError if the file cannot be opened, or if a later read fails.
     """
     try:
         with open(path, "rb", opener=regular) as file:
@@ -170,7 +172,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, StoredHalf]]:
-    """Read the header: its bytes, and at most `most` tensors. Raises CheckpointError."""
+    """Return the bytes of the header, and the entries of its tensors. Raises CheckpointError.
+
+    most: the maximum number of tensors.
+    """
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if length > MAX_HEADER_BYTES:
@@ -192,7 +197,9 @@ def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, Sto
 
 
 def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, StoredHalf]) -> bytes:
-    """Read the entire file, whose size must match its header. Raises CheckpointError."""
+    """Return the bytes of the entire file, whose size must match its header. Raises
+    CheckpointError.
+    """
     size = os.fstat(file.fileno()).st_size
     wanted = len(header) + sum(each.nbytes for each in stored.values())
     if size != wanted:

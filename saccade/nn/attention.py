@@ -1,4 +1,4 @@
-"""The projections of causal self-attention."""
+"""The matrices of causal self-attention. `runtime/attention.py` computes the attention itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class HeadsConfig:
-    """The shape of attention over all ranks."""
+    """The sizes of attention heads, over all ranks."""
 
     hidden: int
     heads: int
@@ -32,7 +32,7 @@ class HeadsConfig:
 
     @classmethod
     def of(cls, config: TextConfig) -> HeadsConfig:
-        """Return the shape for a language model whose layers are all alike."""
+        """Return the sizes for a language model whose layers are all alike."""
         return cls(
             hidden=config.hidden,
             heads=config.heads,
@@ -44,14 +44,17 @@ class HeadsConfig:
 
 
 class CausalAttention:
-    """The projections of self-attention. Queries, keys and values share one matrix."""
+    """Self-attention with its projections. Queries, keys and values share one matrix."""
 
     __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 
     def __init__(
         self, weights: Weights, name: str, shape: HeadsConfig, shard: Shard, layer: int
     ) -> None:
-        """Load one layer's projections. layer: its index in the KV cache."""
+        """Load one layer's projections.
+
+        layer: the index of the layer in the KV cache.
+        """
         self.layer = layer
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.heads = shard.divide(shape.heads, "attention heads")
@@ -78,7 +81,7 @@ class CausalAttention:
             self.qk_norm = QKNorm(weight, shape.qk_norm_eps)
 
     def __call__(self, x: Rows, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        """Map x [T, hidden] -> [T, hidden]."""
+        """Return the layer's attention for x [T, hidden], [T, hidden]."""
         qkv = self.qkv(x).unflatten(1, (self.heads + 2 * self.kv_heads, -1))
         attended = attention(qkv, rotation, self.qk_norm, self.layer)
         return self.out(attended.flatten(1))

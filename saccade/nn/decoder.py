@@ -1,5 +1,5 @@
-"""The language models of the Qwen-VL families: Qwen2 (biases on query, key and value) and Qwen3
-(normalized queries and keys), the latter also with experts.
+"""The language models of the Qwen-VL families. These are Qwen2 (biases on query, key and value) and
+Qwen3 (normalized queries and keys). Qwen3 may have experts.
 
 Rotary tables are computed once per forward pass and shared by all layers. Only rows whose logits
 are requested go through the final norm and the head.
@@ -44,7 +44,7 @@ class MultiRope:
         self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """Compute the rotation of queries and keys at positions [axes, T]."""
+        """Return the rotation of queries and keys at positions [axes, T]."""
         angles = positions.t().index_select(1, self.axis) * self.inv_freq  # float32
         cos, sin = rotary_tables(angles, self.pairs)
         if self.amplitude != 1.0:
@@ -57,7 +57,7 @@ Rope = Callable[[torch.Tensor], Rotation]
 
 
 class Mixer(Protocol):
-    """Mixes tokens: attention, or a layer that replaces it.
+    """The part of a layer that mixes tokens: attention, or a replacement for it.
 
     group: as in `nn.linear.Linear`.
     """
@@ -69,7 +69,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """An MLP, or a mixture of experts."""
+    """The part of a layer after the mixer: an MLP, or a mixture of experts."""
 
     @property
     def group(self) -> int: ...
@@ -81,7 +81,7 @@ M = TypeVar("M", bound=Mixer)
 
 
 class ThenNorm:
-    """A mixer or an MLP, followed by a norm of its output."""
+    """A mixer or an MLP, and a norm that is applied to its output."""
 
     __slots__ = ("group", "norm", "part")
 
@@ -96,8 +96,10 @@ class ThenNorm:
 class DecoderLayer(Generic[M]):
     """A pre-norm layer: a token mixer, then an MLP or experts, each with a residual connection.
 
-    name: the layer's name in the checkpoint. mixer, mlp: build the two parts from that name.
-    mlp_norm: the name of the second norm. around_one: as in `RMSNorm`.
+    name: the name of the layer in the checkpoint.
+    mixer, mlp: build the two parts from that name.
+    mlp_norm: the name of the second norm.
+    around_one: as in `RMSNorm`.
     """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
@@ -126,10 +128,11 @@ class DecoderLayer(Generic[M]):
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map the residual stream [T, hidden]. Both the input and the result are two terms of a
-        sum.
+        """Compute the layer for the residual stream `x + delta`, and return the result as two
+        terms, too.
 
-        The next norm computes the sum as it normalizes. `delta` is None if there is only one term.
+        All are [T, hidden]. The next norm computes the sum as it normalizes. `delta` is None if
+        there is only one term.
         """
         normed: Rows
         if delta is None:
@@ -142,7 +145,7 @@ class DecoderLayer(Generic[M]):
 
 
 def layer_name(layer: int) -> str:
-    """Return the name of a language model's layer in a checkpoint."""
+    """Return the name of the language model's layer `layer` in a checkpoint."""
     return f"language_model.layers.{layer}"
 
 
@@ -214,7 +217,7 @@ class Decoder(Generic[M]):
 def attention_decoder(
     weights: Weights, config: TextConfig, shard: Shard
 ) -> Decoder[CausalAttention]:
-    """Build the decoder of Qwen2 or Qwen3, according to the configuration."""
+    """Build the decoder of Qwen2 or Qwen3, depending on the configuration."""
     heads = HeadsConfig.of(config)
 
     def mixer(layer: int, name: str) -> CausalAttention:
@@ -233,8 +236,8 @@ def plain_decoder(
 ) -> Decoder[M]:
     """Build a decoder with Qwen's MLPs or experts, and with custom mixers.
 
-    mixer: builds a layer's mixer from the layer's index and its name. rope: by default, the
-    configuration's RoPE over entire heads.
+    mixer: builds the mixer of a layer from the layer's index and its name.
+    rope: computes the rotation. The default is the configuration's RoPE over entire heads.
     """
     return Decoder(
         weights,

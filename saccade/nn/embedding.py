@@ -1,4 +1,4 @@
-"""The token embedding and the head of a language model, which are sharded by vocabulary."""
+"""The token embedding and the head of a language model. Each rank has a part of the vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("saccade")
 
 
 class TokenEmbedding:
-    """The token embedding table.
+    """Looks up token embeddings in a table.
 
     Each rank holds consecutive tokens. If the vocabulary is not divisible by the number of ranks,
     the last ranks hold fewer.
@@ -34,7 +34,9 @@ class TokenEmbedding:
         self.shard = shard
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Look up [T] int64 -> [T, hidden], in a new tensor."""
+        """Look up the embeddings of tokens [T] int64, and return them in a new tensor [T,
+        hidden].
+        """
         if self.shard.size == 1:
             return F.embedding(tokens, self.table)
         local = tokens - self.first
@@ -44,7 +46,7 @@ class TokenEmbedding:
 
 
 class TokenHead:
-    """Computes logits, by multiplying with a table that may also be the token embedding.
+    """Computes logits by multiplying with a table, which may be the token embedding's.
 
     If weights are packed or quantized, the head has its own copy because the embedding needs plain
     rows. This trades memory for time: multiplying takes half the time (decision 003).
@@ -61,7 +63,9 @@ class TokenHead:
         self.weight = weights.matrix(rows.table, rows.part.name).ready(self.ops)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] -> [R, vocab_size] on every rank. 8-bit weights give float32."""
+        """Map [R, hidden] -> [R, vocab_size] on every rank. With 8-bit weights the result is
+        float32.
+        """
         logits = self.weight.logits(self.ops, x)
         if self.shard.size == 1:
             return logits
@@ -73,9 +77,9 @@ class TokenHead:
 def make_head(weights: Weights, embedding: TokenEmbedding, *, tied: bool) -> TokenHead:
     """Build the LM head. If `tied`, it shares the table of `embedding`.
 
-    As in transformers 5, a stored head is used even if `tied`, unless its values equal the table.
-    Each rank compares its own rows. Ranks may decide differently, because sharing equal rows does
-    not change logits.
+    As in transformers 5, a head that the checkpoint stores is used even if `tied`, unless its
+    values equal the table. Each rank compares its own rows. Ranks may decide differently, because
+    sharing equal rows does not change logits.
     """
     shape = embedding.vocab_size, embedding.table.shape[1]
     if tied and weights.has(HEAD):

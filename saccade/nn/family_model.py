@@ -1,4 +1,4 @@
-"""A model family's network: how it is built from a checkpoint, and the names of its tensors.
+"""Builds the network of a model family from a checkpoint, and maps the names of its tensors.
 
 A family provides names and patterns as data, and builds its vision encoder and its language model.
 `FullNet` and `VisionOnlyNet` combine them to the networks that workers run.
@@ -40,7 +40,7 @@ NO_LOGITS = "a model without weights is sent no tokens"
 
 @dataclass(frozen=True, slots=True)
 class VisionOnlyNet:
-    """Implements `TowerNet`."""
+    """The network of a server that only encodes images. Implements `TowerNet`."""
 
     spec: FamilySpec
     ops: Ops
@@ -79,7 +79,9 @@ class NoVision:
 
 
 class NoText:
-    """Replaces a language model whose weights were released. Implements `LanguageModel`."""
+    """Replaces a language model whose weights were released. Implements `LanguageModel`, but must
+    not be called.
+    """
 
     __slots__ = ()
 
@@ -93,7 +95,7 @@ class NoText:
 
 @dataclass(frozen=True, slots=True)
 class FullNet:
-    """Implements `FamilyNet`."""
+    """A vision encoder, a language model and their optional heads. Implements `FamilyNet`."""
 
     spec: FamilySpec
     ops: Ops
@@ -132,7 +134,7 @@ class FullNet:
 
 
 def without_weights(spec: FamilySpec, ops: Ops) -> FullNet:
-    """Return a placeholder for the network of a sleeping model."""
+    """Return a placeholder for the network of a model whose weights were released."""
     return FullNet(spec, ops, NoVision(), NoText(), Adapters())
 
 
@@ -143,10 +145,12 @@ DENSE_LAYER = r"(self_attn|mlp)\.[a-z]+_proj\.weight"
 
 
 def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
-    """Return a pattern for the names of a language model's matrices: embedding, head and layers.
+    """Return a pattern for the names of a language model's matrices.
 
-    of_layer: a pattern for the rest of the name after a layer's index. others: patterns for entire
-    names.
+    It matches the embedding, the head and the matrices of layers.
+
+    of_layer: a pattern for the rest of a name after the layer's index.
+    others: patterns for entire names.
     """
     layers = rf"language_model\.layers\.\d+\.({of_layer})"
     ends = r"language_model\.embed_tokens\.weight", r"lm_head\.weight"
@@ -154,7 +158,7 @@ def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
 
 
 class FamilyModel:
-    """One checkpoint's network. Families derive from it and set `spec`."""
+    """Builds the network of one checkpoint. Families derive from it and set `spec`."""
 
     spec: FamilySpec
 
@@ -170,14 +174,16 @@ class FamilyModel:
         self.spec = spec
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        """Build the vision encoder. Raises CheckpointError if a tensor is missing or has the wrong
-        shape.
+        """Build the vision encoder.
+
+        Raises CheckpointError if a tensor is missing or has the wrong shape.
         """
         raise NotImplementedError
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        """Build the language model. Raises CheckpointError if a tensor is missing or has the wrong
-        shape.
+        """Build the language model.
+
+        Raises CheckpointError if a tensor is missing or has the wrong shape.
         """
         raise NotImplementedError
 
@@ -191,15 +197,16 @@ class FamilyModel:
         return FullNet(self.spec, weights.ops, tower, text, weights.adapters)
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> VisionOnlyNet:
-        """Build only the vision encoder, reading only its tensors. Raises CheckpointError if a
-        tensor is missing or has the wrong shape.
+        """Build only the vision encoder, reading only its tensors.
+
+        Raises CheckpointError if a tensor is missing or has the wrong shape.
         """
         tower = self.tower(weights, encoder_shard)
         return VisionOnlyNet(self.spec, weights.ops, tower, weights.adapters)
 
     @classmethod
     def canonical_name(cls, name: str) -> str:
-        """Return the canonical name of a tensor with this name in a file."""
+        """Return the canonical name of the tensor that a file calls `name`."""
         for pattern, replacement in cls.names:
             name = re.sub(pattern, replacement, name, count=1)
         return name
@@ -210,5 +217,5 @@ class FamilyModel:
         return name.startswith(unused) or BUFFERS.search(name) is not None
 
     def projection(self, name: str) -> bool:
-        """Return True if this is the canonical name of a matrix that may be quantized."""
+        """Return True if `name` is the canonical name of a matrix that may be quantized."""
         return self.quantisable.fullmatch(name) is not None

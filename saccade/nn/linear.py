@@ -1,4 +1,4 @@
-"""Linear layers, and how they are sharded over ranks.
+"""Linear layers, whose matrices may be sharded over ranks.
 
 Each constructor takes the checkpoint tensors of its matrix and loads this rank's slice.
 """
@@ -21,14 +21,17 @@ from saccade.parallel import Shard
 
 
 def share(shard: Shard, start: int, n: int, what: str) -> slice:
-    """Return this rank's slice of the range `[start, start + n)`. what: its name for errors."""
+    """Return this rank's slice of the range `[start, start + n)`.
+
+    what: the name of the range in error messages.
+    """
     mine = shard.divide(n, what)
     return slice(start + shard.rank * mine, start + (shard.rank + 1) * mine)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A projection to `outputs` values in total. `shard` determines this rank's part."""
+    """A projection to `outputs` values, of which `shard` determines this rank's part."""
 
     name: str
     outputs: int
@@ -40,7 +43,7 @@ class Column:
 
 
 class Linear:
-    """activation(x @ weight.T + bias), with `weight` packed for the device's kernels."""
+    """Computes activation(x @ weight.T + bias), with `weight` packed for the device's kernels."""
 
     __slots__ = ("activation", "bias", "group", "low_rank", "ops", "weight")
 
@@ -78,10 +81,10 @@ class Linear:
         activation: Activation = "none",
         inner: bool = False,
     ) -> Linear:
-        """Load several projections of one input as one matrix, each sharded by its outputs.
+        """Load projections of the same input as one matrix, each sharded by its outputs.
 
-        inner: pad each slice with zeros if the device's kernels require it. The following RowLinear
-        must be `inner`, too.
+        inner: True to pad each slice with zeros if the device's kernels require it. The following
+            RowLinear must be `inner`, too.
         """
         parts = [column.part("weight", inputs) for column in columns]
         biases = [column.part("bias") for column in columns] if bias else []
@@ -121,7 +124,7 @@ class Linear:
     ) -> Linear:
         """Load `pieces` projections, of `outputs` values each, that are stored as one tensor.
 
-        Otherwise it is the same as `columns`.
+        The other arguments are those of `columns`.
         """
         mine = [
             share(shard, piece * outputs, outputs, f"outputs of {name}") for piece in range(pieces)
@@ -140,11 +143,11 @@ class Linear:
         shape: tuple[int, int, int, int],
         activation: Activation = "none",
     ) -> Linear:
-        """Load a convolution whose stride equals its kernel size. It takes the concatenated patches
-        of a token.
+        """Load a convolution whose stride equals its kernel size. It is not sharded.
 
-        shape: the shape of the tensor, (outputs, values of a patch, rows, columns). It is not
-        sharded.
+        The input of the layer is the concatenated patches of a token.
+
+        shape: the shape of the tensor, (outputs, values of a patch, rows, columns).
         """
         part = Part(f"{name}.weight", shape)
         kernel = weights.load(part).permute(0, 2, 3, 1).reshape(shape[0], -1)
@@ -155,8 +158,8 @@ class Linear:
 class RowLinear:
     """A projection that is sharded by its inputs.
 
-    Ranks multiply their slices, and an all-reduce sums the results, including the adapters'
-    results. `group` and `low_rank` are as in `Linear`.
+    Each rank multiplies its slice, and an all-reduce sums the results, including those of adapters.
+    `group` and `low_rank` are as in `Linear`.
     """
 
     __slots__ = ("bias", "group", "low_rank", "ops", "shard", "weight")
@@ -172,7 +175,10 @@ class RowLinear:
         bias: bool,
         inner: bool = False,
     ) -> None:
-        """Load this rank's slice. inner: the inputs are the outputs of an `inner` Linear."""
+        """Load this rank's slice.
+
+        inner: True if the inputs are the outputs of an `inner` Linear.
+        """
         mine = share(shard, 0, inputs, f"inputs of {name}")
         part = Part(f"{name}.weight", (outputs, inputs), (slice(None), mine))
         matrix = weights.load_matrix(part)

@@ -1,5 +1,5 @@
-"""LoRA adapters in linear layers. For rows x of an adapter, scale * (x @ A.T) @ B.T is added to x @
-weight.T, for any format of the weight.
+"""LoRA adapters in linear layers. For the rows x of an adapter, scale * (x @ A.T) @ B.T is added to
+x @ weight.T, for any format of the weight.
 
 `Adapters` is created with a network, and each new linear layer gets its `LowRank` from it.
 `plugins/changes/adapters.py` adds and removes adapters. Before a forward pass, `assign` sets the
@@ -37,7 +37,8 @@ def of_language(name: str) -> bool:
 
 
 class Active:
-    """The rows of each adapter in the current forward pass. A row has at most one adapter.
+    """Tracks which rows use which adapter in the current forward pass. A row has at most one
+    adapter.
 
     `now` is None if no row has an adapter.
     """
@@ -45,13 +46,16 @@ class Active:
     __slots__ = ("_places", "now")
 
     def __init__(self, places: Mapping[int, int]) -> None:
-        """Start without rows. places: the index in `Present` by adapter number."""
+        """Start without rows.
+
+        places: the index in `Present` of each adapter, by the adapter's number.
+        """
         self._places = places
         self.now: Present | None = None
 
     @contextmanager
     def assign(self, rows: Sequence[AdapterRows]) -> Iterator[None]:
-        """Assign adapters to rows within the context."""
+        """Use adapters for these rows until the context exits."""
         if rows:
             from saccade.kernels.reference.low_rank import Present
 
@@ -62,13 +66,13 @@ class Active:
             self.now = None
 
     def all(self, adapter: int) -> AbstractContextManager[None]:
-        """Assign one adapter to all rows within the context, or none if `adapter` is 0."""
+        """Use one adapter for all rows until the context exits, or none if `adapter` is 0."""
         return self.assign([(adapter, slice(None))] if adapter else [])
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """One module's matrices: scale * b @ a is added to its weight."""
+    """The two matrices of one module: scale * b @ a is added to its weight."""
 
     a: torch.Tensor  # [rank, in]
     b: torch.Tensor  # [out, rank]
@@ -76,9 +80,10 @@ class Factors:
 
 
 class LowRank:
-    """Adapters' additions to one matrix, which concatenates slices of checkpoint tensors.
+    """Adds adapters' results to one matmul, whose matrix concatenates slices of checkpoint tensors.
 
-    padding: unused outputs after each slice. inputs: unused inputs at the end.
+    padding: the number of unused outputs after each slice.
+    inputs: the number of unused inputs at the end.
     """
 
     __slots__ = ("_additions", "_outputs", "_parts", "active", "inputs")
@@ -94,7 +99,7 @@ class LowRank:
         self._additions: Additions | None = None  # before the first adapter
 
     def add_to_product(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
-        """Add the adapters' additions for rows x to the product `y`, in place."""
+        """Add the adapters' results for rows `x` to the product `y`, in place, and return `y`."""
         if self._additions is None:
             return y
         if isinstance(x, Fp8Rows):
@@ -103,9 +108,10 @@ class LowRank:
         return y
 
     def cut(self, found: dict[str, Factors], like: torch.Tensor) -> Pair:
-        """Return this rank's slice of an adapter's factors, which are given by module.
+        """Return the slice of an adapter's matrices that this rank needs.
 
-        They have the dtype and device of `like`.
+        found: the matrices by module.
+        like: a tensor with the dtype and device of the result.
         """
         downs: list[torch.Tensor] = []
         ranks: dict[str, slice] = {}
@@ -138,9 +144,9 @@ class LowRank:
 
 
 class Adapters:
-    """All matrices of a network that support adapters.
+    """Creates the `LowRank` of each matrix of a network, and adds and removes adapters.
 
-    language, tower: the rows of adapters in the current forward pass of each part.
+    language, tower: which rows use which adapter in the current forward pass of each part.
     """
 
     def __init__(self) -> None:
@@ -151,8 +157,8 @@ class Adapters:
         self._products: dict[str, list[LowRank]] = {}
 
     def product(self, parts: Sequence[Part], padding: int = 0, inputs: int = 0) -> LowRank:
-        """Create the `LowRank` of a matrix that concatenates `parts`. The parameters are the same
-        as for `LowRank`.
+        """Create the `LowRank` of a matrix that concatenates `parts`. The arguments are those of
+        `LowRank`.
         """
         language = parts[0].name.startswith(LANGUAGE)
         made = LowRank(self.language if language else self.tower, parts, padding, inputs)
@@ -165,7 +171,9 @@ class Adapters:
         return made
 
     def put(self, number: int, found: dict[str, Factors], like: torch.Tensor) -> int:
-        """Add an adapter, and return its size in bytes. After an error, it is not added."""
+        """Add an adapter, and return its size in bytes. If this raises an error, it was not
+        added.
+        """
         products = {id(each): each for name in found for each in self._products[name]}
         pairs = [(each, each.cut(found, like)) for each in products.values()]
         place = next(at for at in count() if at not in self._places.values())
@@ -176,7 +184,7 @@ class Adapters:
 
     @contextmanager
     def blank(self, number: int, like: torch.Tensor) -> Iterator[None]:
-        """Add an adapter of zeros to every matrix within the context."""
+        """Add an adapter of zeros to every matrix, and remove it when the context exits."""
         found = {
             name: Factors(torch.zeros(1, inputs), torch.zeros(outputs, 1), 1.0)
             for name, (outputs, inputs) in self.modules.items()

@@ -1,4 +1,4 @@
-"""MLPs of transformer layers, and their activations by the names that checkpoints use.
+"""MLPs of transformer layers, and the activations that checkpoints name.
 
 All of these activations map zero to zero, so zero padding of the intermediate values has no effect.
 """
@@ -36,9 +36,10 @@ def activation(name: str) -> Activation:
 
 
 class MLP:
-    """down(act(up(x))).
+    """Computes down(act(up(x))).
 
-    names: of up and down. sizes: number of inputs, intermediate values and outputs.
+    names: the names of up and down.
+    sizes: the numbers of inputs, intermediate values and outputs.
     """
 
     __slots__ = ("down", "up")
@@ -69,7 +70,7 @@ class MLP:
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)). Gate and up share one matrix."""
+    """Computes down(act(gate(x)) * up(x)). Gate and up share one matrix."""
 
     __slots__ = ("act", "down", "gate_up", "group", "ops")
 
@@ -84,7 +85,11 @@ class GatedMLP:
         bias: bool,
         fused: bool = False,
     ) -> None:
-        """Load the matrices. fused: gate and up are stored as one tensor."""
+        """Load the matrices.
+
+        sizes: the hidden size and the number of intermediate values.
+        fused: True if gate and up are stored as one tensor.
+        """
         hidden, intermediate = sizes
         if fused:
             self.gate_up = Linear.fused_columns(

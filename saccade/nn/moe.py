@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers, and the router, which sends each row to a few experts.
+"""Mixture-of-experts layers, with the router that sends each row to a few experts.
 
 Experts are sharded by width (each rank has a slice of every expert), divided among ranks (each has
 some complete experts), or both. Attention's all-reduce leaves all rows on every rank, so rows are
@@ -27,7 +27,7 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class MoEShape:
-    """The shape of a layer's gated MLP experts, over all ranks."""
+    """The sizes of a layer's experts, which are gated MLPs, over all ranks."""
 
     hidden: int
     width: int  # intermediate size of each expert
@@ -39,7 +39,7 @@ class MoEShape:
 
 
 class LocalExperts(NamedTuple):
-    """The experts that a rank holds, and its slice of their width."""
+    """Which experts a rank has, and which slice of their width."""
 
     experts: slice
     width: slice
@@ -50,7 +50,7 @@ Kept = Sequence[Matrix] | Stack
 
 
 class RoutedExperts:
-    """A layer's experts, without the router."""
+    """Computes a layer's experts for rows that were already routed."""
 
     __slots__ = ("act", "experts", "first", "ops", "shard")
 
@@ -68,7 +68,7 @@ class RoutedExperts:
         self.experts = _pack_experts(self.ops, up, down, self.act)
 
     def __call__(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        """Map [T, hidden] -> [T, hidden]."""
+        """Return the weighted sum of the routed experts' outputs for x [T, hidden], [T, hidden]."""
         experts, first = self.experts, self.first
         if isinstance(experts, StackedExperts):
             mixed = self.ops.stacked_mlp(x, *routes, experts.up, experts.down, first, experts.act)
@@ -78,7 +78,7 @@ class RoutedExperts:
 
 
 class SparseMLP:
-    """A router and experts, which replace a layer's MLP."""
+    """Routes rows to experts and computes them. It replaces a layer's MLP."""
 
     __slots__ = ("experts", "ops", "router", "top")
 
@@ -91,14 +91,16 @@ class SparseMLP:
         self.experts = RoutedExperts(weights, f"{name}.experts", shape, shard)
 
     def __call__(self, x: Rows) -> torch.Tensor:
-        """Map [T, hidden] -> [T, hidden]."""
+        """Route x [T, hidden] to experts, and return the weighted sum of their outputs, [T,
+        hidden].
+        """
         assert isinstance(x, torch.Tensor)
         routes = self.ops.route(self.router.multiply(self.ops, x), self.top)
         return self.experts(x, routes)
 
 
 def _pack_experts(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:
-    """Stack the experts if the device supports it, else pack them one by one.
+    """Stack the experts if the device supports it, otherwise pack them one by one.
 
     Raises CheckpointError if their formats allow neither.
     """
@@ -126,7 +128,7 @@ def _stack(ops: Ops, matrices: Kept) -> Stack | None:
 def _load_fused(
     weights: Weights, name: str, shape: MoEShape, mine: LocalExperts
 ) -> tuple[Kept, Kept]:
-    """Load `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], or both transposed."""
+    """Load `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], which may be stored transposed."""
     up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
     outer, inner = (2 * shape.width, shape.hidden), (shape.hidden, shape.width)
 
@@ -153,7 +155,10 @@ def _load_fused(
 
 
 def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> Kept:
-    """Load one matrix [out, in] per expert. Its outputs are those of `parts`, concatenated."""
+    """Load one matrix [out, in] per expert, with the outputs of `parts` concatenated.
+
+    turned: True if the tensors are [experts, in, out].
+    """
     if (kept := weights.load_experts(parts, turned)) is not None:
         return kept
     matrices: list[Matrix] = []

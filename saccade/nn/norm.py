@@ -9,7 +9,7 @@ from saccade.nn.weights import Part, Weights
 
 
 class RMSNorm:
-    """Root mean square normalization over the last dimension."""
+    """Divides values by their root mean square over the last dimension."""
 
     __slots__ = ("eps", "ops", "weight")
 
@@ -18,8 +18,8 @@ class RMSNorm:
     ) -> None:
         """Load the weights.
 
-        around_one: the checkpoint stores the weights minus 1. The weights are kept in float32
-        because 16 bits would lose most of the checkpoint's precision.
+        around_one: True if the checkpoint stores the weights minus 1. The weights are then stored
+            in float32 because 16 bits would lose most of the checkpoint's precision.
         """
         weight = weights.load(Part(f"{name}.weight", (size,)))
         self.weight = weight.float() + 1.0 if around_one else weight
@@ -30,18 +30,22 @@ class RMSNorm:
         return self.ops.rms_norm(x, self.weight, self.eps)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + delta, and its norm."""
+        """Return x + delta, and the norm of this sum."""
         return self.ops.add_rms_norm(x, delta, self.weight, self.eps)
 
     def add_rows(
         self, x: torch.Tensor, delta: torch.Tensor, group: int
     ) -> tuple[torch.Tensor, Rows]:
-        """Return x + delta, and its norm in the format for a matrix with this `Linear.group`."""
+        """Return x + delta, and the norm of this sum in the format that a matrix with `group`
+        takes.
+
+        group: the `group` of the next `Linear`.
+        """
         return self.ops.add_rms_norm_rows(x, delta, self.weight, self.eps, group)
 
 
 class LayerNorm:
-    """Normalization by mean and variance over the last dimension."""
+    """Normalizes mean and variance over the last dimension."""
 
     __slots__ = ("bias", "eps", "ops", "weight")
 
@@ -55,5 +59,5 @@ class LayerNorm:
         return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + delta, and its norm."""
+        """Return x + delta, and the norm of this sum."""
         return self.ops.add_layer_norm(x, delta, self.weight, self.bias, self.eps)

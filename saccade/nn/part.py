@@ -1,4 +1,4 @@
-"""A slice of a checkpoint's tensor, as layers request it."""
+"""Describes a slice of a checkpoint's tensor, which a layer requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint tensor by canonical name and full shape, and the slice of it to load."""
+    """A slice of a checkpoint tensor, with the tensor's canonical name and full shape."""
 
     name: str
     shape: tuple[int, ...]

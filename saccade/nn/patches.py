@@ -1,4 +1,6 @@
-"""Inputs and outputs of vision encoders: patch embedding, patch order, and rows per image."""
+"""Inputs and outputs of vision encoders: embeds patches, orders them, and splits results by
+image.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.nd
 
 
 def region_blocks(*regions: tuple[int, int, int, int]) -> np.ndarray:
-    """Return each token's block on a canvas, [M]. A block is the pixels of one token.
+    """Return the index on the canvas of each token's block of pixels, [M].
 
-    regions: stacked vertically. Each is a grid of equal views: (views down, views across, tokens
-    down per view, tokens across per view). Tokens are ordered by view.
+    Tokens are ordered by view.
+
+    regions: grids of equal views, stacked vertically on the canvas. Each has (views down, views
+        across, tokens down per view, tokens across per view).
     """
     width = max(across * wide for _, across, _, wide in regions)
     found, above = [], 0
@@ -47,9 +51,9 @@ def region_blocks(*regions: tuple[int, int, int, int]) -> np.ndarray:
 def fit_positions(
     square: torch.Tensor, size: Size, merge: int, mode: str, *, antialias: bool = False
 ) -> torch.Tensor:
-    """Resize learned positions [rows, columns, hidden] to an image of `size` patches [N, hidden].
+    """Resize learned positions [rows, columns, hidden] to the `size` of an image in patches.
 
-    The result is in merged order.
+    Returns [N, hidden] in merged order.
     """
     flat = square.flatten(0, 1)
     if square.shape[:2] != size:
@@ -61,7 +65,7 @@ def fit_positions(
 
 
 class PatchKernel:
-    """The patch embedding: a convolution over normalized pixels whose stride is its kernel size."""
+    """Embeds patches with a convolution over normalized pixels, whose stride is its kernel size."""
 
     __slots__ = ("dtype", "linear", "mean", "merge", "patch", "std")
 
@@ -77,9 +81,10 @@ class PatchKernel:
     ) -> None:
         """Load the kernel.
 
-        sizes: hidden size, pixels along a patch's edge, patches along a token's edge. flat: the
-        file stores a matrix whose inputs are channels-last. frames: temporal size of the stored
-        kernel, over which it is summed, because a still image repeats its only frame.
+        sizes: the hidden size, the side of a patch in pixels, and the side of a token in patches.
+        flat: True if the file stores a matrix whose inputs are channels-last.
+        frames: the temporal size of the stored kernel, over which it is summed, because a still
+            image repeats its only frame.
         """
         hidden, self.patch, self.merge = sizes
         self.dtype = weights.dtype
@@ -99,18 +104,20 @@ class PatchKernel:
         self.linear = Linear(weights.ops, DenseMatrix(kernel.view(hidden, -1)), bias)
 
     def cut(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Split uint8 [H, W, 3] into normalized patches [N, 3 * patch^2], in merged order."""
+        """Split pixels uint8 [H, W, 3] into normalized patches [N, 3 * patch^2], in merged
+        order.
+        """
         return patchify(pixels, self.patch, self.merge, 1, self.mean, self.std, self.dtype)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Map uint8 [H, W, 3] -> [N, hidden]."""
+        """Return the embedded patches [N, hidden] of pixels uint8 [H, W, 3]."""
         return self.linear(self.cut(pixels))
 
 
 def split_images(
     net: VisionNet, embeddings: torch.Tensor, facts: Sequence[GridFacts]
 ) -> tuple[torch.Tensor, ...]:
-    """Split the rows of a pack by image."""
+    """Split the rows of images that were encoded together by image, without copying them."""
     counts = [net.rows(fact.num_patches) for fact in facts]
     return embeddings[: sum(counts)].split(counts)
 

@@ -1,5 +1,5 @@
-"""The inputs of a forward pass (`Batch`, `Pack`), its attention (`Attention`), and the protocol of
-a family's network (`FamilyNet`, `VisionNet`).
+"""The arguments of a forward pass (`Batch`, `Pack`, `Attention`), and the protocols of a family's
+network (`FamilyNet`, `VisionNet`).
 
 All of them are passed as arguments, never as globals. `runtime/` builds them.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R sequences, concatenated, in device tensors with fixed addresses.
+    """The T tokens of R sequences, concatenated, in device tensors with fixed addresses.
 
     Row r is a sequence's last `q_starts[r + 1] - q_starts[r]` tokens. Once this step has cached
     their keys and values, the KV cache holds `kv_lengths[r]` tokens of that sequence, in the KV
@@ -69,26 +69,28 @@ class DeltaInputs:
 
 
 class Recurrence(Protocol):
-    """Linear attention by the gated delta rule (`kernels/reference/delta.py`), or only a short
-    convolution.
+    """Computes linear attention with the gated delta rule (`kernels/reference/delta.py`), or only a
+    short convolution.
 
-    Updates each sequence's state.
+    It updates the state of each sequence.
     """
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
-        """Compute each token's values [T, Hv, Dv] from its sequence's state after this token."""
+        """Return each token's values [T, Hv, Dv], from the state of its sequence after this
+        token.
+        """
         ...
 
     def convolve(self, x: torch.Tensor, taps: torch.Tensor, layer: int) -> torch.Tensor:
-        """Convolve x [T, C] with each sequence's last K inputs, channel by channel.
+        """Convolve each channel of x [T, C] with the last K inputs of its sequence.
 
-        `taps`: weights [K, C], the newest input's last.
+        taps: the weights [K, C]. The last one is for the newest input.
         """
         ...
 
 
 class Attention(Protocol):
-    """Causal self-attention over the paged KV cache, to which it also writes keys and values.
+    """Computes causal self-attention over the paged KV cache, and writes keys and values to it.
 
     `recurrence` replaces it in layers with states.
     """
@@ -97,31 +99,31 @@ class Attention(Protocol):
     def recurrence(self) -> Recurrence: ...
 
     def plan(self, batch: Batch) -> None:
-        """Prepare for a batch. Call once per step, before the first layer."""
+        """Prepare for a batch. Call this once per step, before the first layer."""
         ...
 
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        """Attend with projected queries, keys and values [T, Hq + 2 Hkv, D].
+        """Return the attention [T, Hq, D] of projected queries, keys and values [T, Hq + 2 Hkv, D].
 
         Queries and keys are normalized and rotated, and keys and values are cached. Each query then
-        attends to the cached tokens of its sequence up to its own. Returns [T, Hq, D]. May modify
-        `qkv`.
+        attends to the cached tokens of its sequence up to its own. May modify `qkv`.
         """
         ...
 
     def attend_cached(
         self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int
     ) -> torch.Tensor:
-        """Attend with queries [T, Hq, D] to the keys and values that `layer` cached in this step.
+        """Return the attention of queries [T, Hq, D] to the keys and values that `layer` cached in
+        this step.
 
-        Layers that share an earlier layer's KV cache use it.
+        Layers that share the KV cache of an earlier layer use it.
         """
         ...
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """Attend over cached latents [T, L] (MLA; `core.family.latent_cache`).
+        """Cache latents [T, L], and attend over the cached ones (MLA; `core.family.latent_cache`).
 
         Maps each head's queries [T, Hq, L] to weighted means of latents [T, Hq, L]. Scores are
         divided by sqrt(L).
@@ -133,8 +135,8 @@ class Attention(Protocol):
 class GridFacts:
     """Everything that a vision encoder derives from a grid of N patches (M tokens).
 
-    Tensors are on the vision encoder's device. Unless noted otherwise, patches are in the order in
-    which the encoder's blocks compute them.
+    Tensors are on the encoder's device. Unless noted otherwise, patches are in the order in which
+    the encoder's blocks compute them.
     """
 
     # each patch's position on each axis of the rotary embedding
@@ -157,7 +159,7 @@ class GridFacts:
 
     @property
     def nbytes(self) -> int:
-        """The memory in bytes, nearly all of it on the device."""
+        """The size in bytes, nearly all of it on the device."""
         tensors = (self.places, self.position_embedding, self.order, self.restore)
         return sum(each.nbytes for each in tensors if each is not None) + 32 * sum(
             map(len, self.segments)
@@ -166,7 +168,7 @@ class GridFacts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows `rows` of a pack, which attend to the rows `keys` within `segments`.
+    """A range of rows in a pack, which attend to the rows `keys` within `segments`.
 
     Segments are relative to the start of `rows`. If `keys` is longer than `rows`, all rows belong
     to one segment.
@@ -179,7 +181,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Several images' rows, concatenated on the device, as the input of the encoder's blocks."""
+    """The rows of images that are encoded together, concatenated on the device. This is the input
+    of the encoder's blocks.
+    """
 
     rows: torch.Tensor  # [N, hidden]
     places: torch.Tensor  # [A, N] int64
@@ -197,7 +201,7 @@ images in a pack, in the encoder's order, as the input of `VisionNet.split`; own
 
 
 class VisionNet(Protocol):
-    """One checkpoint's vision encoder.
+    """The vision encoder of one checkpoint.
 
     `blocks` only reads its argument, so that it can be captured as a CUDA graph.
     """
@@ -225,27 +229,28 @@ class VisionNet(Protocol):
     def longest_segments(self) -> tuple[int | None, ...]:
         """The maximum segment length in patches, for each type of attention.
 
-        `None` means that a segment covers an entire image.
+        None means that a segment covers an entire image.
         """
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Compute the facts of an image's grid without synchronizing with the device.
+        """Return what the encoder derives from an image's grid, without synchronizing with the
+        device.
 
-        They are cached by `runtime/vision/positions.py`.
+        `runtime/vision/positions.py` caches the results.
         """
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Map an image's canvas, uint8 [H, W, 3], to rows [N, hidden] on the device."""
+        """Return the rows [N, hidden] of an image's canvas, uint8 [H, W, 3], on the device."""
         ...
 
     def blocks(self, pack: Pack) -> Pieces:
-        """Run the encoder's blocks, which cost N x depth in total."""
+        """Run the encoder's blocks in pieces, which cost N x depth in total."""
         ...
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the output of `blocks` into images.
+        """Split the output of `blocks` by image.
 
         Each result is a separate tensor [num_tokens, embedding_width] in prompt order, including
         separators.
@@ -254,14 +259,14 @@ class VisionNet(Protocol):
 
 
 class TowerNet(Protocol):
-    """The tensors of one checkpoint's vision encoder (`nn.family_model.VisionOnlyNet`)."""
+    """The network of a vision encoder, such as `nn.family_model.VisionOnlyNet`."""
 
     @property
     def spec(self) -> FamilySpec: ...
 
     @property
     def ops(self) -> Ops:
-        """The network's kernels."""
+        """The kernels that the network uses."""
         ...
 
     @property
@@ -274,7 +279,7 @@ class TowerNet(Protocol):
 
 
 class LanguageModel(Protocol):
-    """The tensors of one checkpoint's language model."""
+    """The language model of one checkpoint."""
 
     @property
     def hidden(self) -> int:
@@ -282,52 +287,53 @@ class LanguageModel(Protocol):
         ...
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Compute hidden states as `FamilyNet.forward` does."""
+        """Return hidden states, as `FamilyNet.forward` does."""
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Normalize hidden states as `FamilyNet.normed` does."""
+        """Return normalized hidden states, as `FamilyNet.normed` does."""
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute logits as `FamilyNet.logits` does."""
+        """Return logits, as `FamilyNet.logits` does."""
         ...
 
 
 class DraftHead(Protocol):
-    """An MTP head, which drafts tokens one by one, each from the one before.
+    """An MTP head, which drafts tokens one by one. The input of each is the token before it.
 
     It is the last layer in `KVSpec.layers`.
     """
 
     def __call__(self, batch: Batch, states: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """Compute the head's hidden states [T, hidden].
+        """Return the hidden states of the head, [T, hidden].
 
-        `batch` is the batch of the step, but with tokens and image rows shifted by one: each row
-        has the following token. `states` [T, hidden] are from `FamilyNet.normed`, or from the head
-        itself.
+        batch: the batch of the step, but with tokens and image rows shifted by one, so that each
+            row has the following token.
+        states: the result of `FamilyNet.normed`, or earlier states of the head, [T, hidden].
         """
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Map the head's states [R, hidden] to logits [R, vocab_size] in float32."""
+        """Return logits [R, vocab_size] in float32 for states [R, hidden] of the head."""
         ...
 
 
 class TokenVectors(Protocol):
-    """The layer that maps a token to its vector for late interaction."""
+    """The layer that maps a token's hidden state to its vector for late interaction."""
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """Map states [R, hidden] from `FamilyNet.normed` to vectors [R, width] of length 1, in
-        float32.
+        """Map states [R, hidden] from `FamilyNet.normed` to float32 vectors [R, width] of length
+        1.
         """
         ...
 
 
 class FamilyNet(TowerNet, Protocol):
-    """One checkpoint's tensors.
+    """The network of one checkpoint.
 
-    A family builds a `VisionNet` and a `LanguageModel`; `nn.family_model.FullNet` adds the rest.
+    A family builds a `VisionNet` and a `LanguageModel`, and `nn.family_model.FullNet` adds the
+    rest.
     """
 
     @property
@@ -339,32 +345,31 @@ class FamilyNet(TowerNet, Protocol):
     def head(self) -> DraftHead | None: ...
 
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Compute the hidden states [T, hidden] of all tokens after the last layer.
+        """Return the hidden states [T, hidden] of all tokens after the last layer.
 
-        `attention.plan` was called with `batch`. Only the arguments are read, so that the pass can
+        Call `attention.plan` with `batch` before. Only the arguments are read, so that the pass can
         be captured as a CUDA graph.
         """
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Apply the final norm to states [R, hidden] from `forward`.
-
-        The result is the input of the MTP head.
+        """Return the final norm of states [R, hidden] from `forward`. The MTP head takes this as
+        input.
         """
         ...
 
     def readout(self, states: torch.Tensor, adapters: Sequence[AdapterRows] = ()) -> torch.Tensor:
-        """Compute what a prompt that is read without labels returns for states [R, hidden] from
-        `forward`, in float32.
+        """Return the pooled output for states [R, hidden] from `forward`, in float32.
 
-        This is the result of `normed`, or of `TokenVectors` if the model has it. `adapters` are the
-        rows of `states` with an adapter.
+        This is the result for a prompt that is read without labels. It is the result of `normed`,
+        or of `TokenVectors` if the model has it.
+
+        adapters: which rows of `states` use an adapter.
         """
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute logits [R, vocab_size] in float32 for states from `forward`.
-
-        Every rank must call it.
+        """Return logits [R, vocab_size] in float32 for states from `forward`. Every rank must call
+        it.
         """
         ...

@@ -1,4 +1,4 @@
-"""Shapes of language models and vision encoders. Families read them from checkpoints, and
+"""Sizes of language models and vision encoders. Families read them from checkpoints, and
 `nn/decoder.py` and `nn/tower.py` build the networks.
 """
 
@@ -25,8 +25,10 @@ class Yarn:
     whole: bool  # round the bounds outwards to integers
 
     def bounds(self, theta: float, dim: int) -> tuple[float, float]:
-        """Return the index of the first frequency that changes, and of the first divided by
-        `factor`, among `dim / 2` frequencies.
+        """Return which of the `dim / 2` frequencies change.
+
+        The result is the index of the first frequency that changes, and of the first one that is
+        divided by `factor`.
         """
 
         def place(turns: float) -> float:
@@ -40,7 +42,7 @@ class Yarn:
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's attention factor (mscale) for a context `factor` times as long.
+    """Return YaRN's attention factor (mscale) for a context that is `factor` times as long.
 
     weight: the factor that a checkpoint's configuration calls `mscale`.
     """
@@ -49,7 +51,7 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding."""
+    """The settings of rotary position embedding (RoPE)."""
 
     theta: float
     # number of frequencies per axis (in Qwen-VL time, height, width); the axes' frequencies are
@@ -63,7 +65,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Mixture-of-experts MLPs, which replace the MLPs of `layers`."""
+    """The sizes of mixture-of-experts MLPs, which replace the MLPs of `layers`."""
 
     layers: frozenset[int]
     count: int  # experts per layer
@@ -73,7 +75,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Multi-head latent attention (`plugins/models/kit/latent.py`)."""
+    """The sizes of multi-head latent attention, MLA (`plugins/models/kit/latent.py`)."""
 
     latent: int  # latent values per token, from which each head computes its keys and values
     plain: int  # values of a head's queries and keys without RoPE
@@ -81,7 +83,7 @@ class LatentConfig:
     values: int  # size of a head's values
     # latent values per token from which queries are computed; `None`: from the layer's input
     query_latent: int | None
-    eps: float  # of the norms
+    eps: float  # epsilon of the norms
     sharpness: float = 1.0  # attention scores are multiplied by it
 
     @property
@@ -93,14 +95,15 @@ class LatentConfig:
     def query_factor(self) -> float:
         """The factor by which queries are multiplied.
 
-        The kernel divides scores by sqrt(`width`), the model by the root of a head's size.
+        The kernel divides scores by sqrt(`width`), while the model divides them by the square root
+        of the head size.
         """
         return self.sharpness * float((self.width / (self.plain + self.rotated)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """The shape of a language model. If `experts` is None, each layer has its own MLP."""
+    """The sizes of a language model. If `experts` is None, each layer has its own MLP."""
 
     # sizes
     vocab_size: int
@@ -128,7 +131,7 @@ Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 @dataclass(frozen=True, slots=True)
 class BlocksConfig:
-    """A vision encoder's blocks."""
+    """The sizes of the blocks of a vision encoder."""
 
     depth: int
     hidden: int
@@ -144,7 +147,7 @@ class BlocksConfig:
 
 @dataclass(frozen=True, slots=True)
 class MergedConfig(BlocksConfig):
-    """A vision encoder for images of any size, and its merger.
+    """The sizes of a vision encoder for images of any size, and of its merger.
 
     merge x merge neighboring patches become one token with `out_hidden` values.
     """
@@ -156,7 +159,7 @@ class MergedConfig(BlocksConfig):
 
 @dataclass(frozen=True, slots=True)
 class TileConfig(BlocksConfig):
-    """A vision encoder for tiles of `side` x `side` pixels, and its connector.
+    """The sizes of a vision encoder for tiles of `side` x `side` pixels, and of its connector.
 
     Pixels at a tile's right and bottom edges that do not fill a patch are ignored. merge x merge
     neighboring patches become one token with `out_hidden` values.
@@ -169,33 +172,33 @@ class TileConfig(BlocksConfig):
 
     @property
     def across(self) -> int:
-        """Patches along a tile's edge."""
+        """The number of patches along a tile's edge."""
         return self.side // self.patch
 
     @property
     def covered(self) -> int:
-        """Pixels along a tile's edge that patches cover."""
+        """The number of pixels along a tile's edge that patches cover."""
         return self.across * self.patch
 
     @property
     def patches(self) -> int:
-        """Patches per tile."""
+        """The number of patches per tile."""
         return self.across**2
 
     @property
     def rows(self) -> int:
-        """Rows per tile that the blocks compute."""
+        """The number of rows per tile that the blocks compute."""
         return self.patches
 
     @property
     def tokens(self) -> int:
-        """Tokens per tile."""
+        """The number of tokens per tile."""
         return self.patches // self.merge**2
 
 
 @dataclass(frozen=True, slots=True)
 class SiglipConfig(TileConfig):
-    """The shape of a SigLIP vision encoder."""
+    """The sizes of a SigLIP vision encoder."""
 
     # Checkpoint files store QKV as one matrix, and the learned positions with a batch dimension, as
     # timm does.

@@ -1,8 +1,9 @@
-"""Transformer blocks of vision encoders, each with pre-norm attention and MLP and with residual
-connections, and the merger that makes tokens of the last block's rows.
+"""Transformer blocks of vision encoders, and the merger that combines rows of the last block to
+tokens.
 
-A family defines the names of a block's tensors, and how queries, keys and values are computed. A
-block is computed in chunks, so that encoding can pause between them.
+A block has pre-norm attention and an MLP, both with residual connections. A family defines the
+names of a block's tensors, and how queries, keys and values are computed. A block is computed in
+chunks, so that encoding can pause between them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Norm = LayerNorm | RMSNorm
 
 
 class BlockParts:
-    """Loads the parts of one block, whose tensor names start with `name`."""
+    """Loads the layers of one block, whose tensor names start with `name`."""
 
     __slots__ = ("config", "heads", "name", "shard", "weights")
 
@@ -71,7 +72,7 @@ class BlockParts:
 
 
 class TowerBlock:
-    """A block with norms before attention and before the MLP."""
+    """A block with a norm before attention and a norm before the MLP."""
 
     __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale")
 
@@ -90,7 +91,10 @@ class TowerBlock:
         attention: TowerAttention,
         rotations: Sequence[Rotation] = (),
     ) -> Pieces:
-        """Run as `block_pieces` does. rotations: one per cut; if empty, RoPE is not applied."""
+        """Compute the block as `block_pieces` does.
+
+        rotations: one per cut. If empty, RoPE is not applied.
+        """
 
         def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
             qkv = self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
@@ -122,7 +126,7 @@ class ScaledBlock(TowerBlock):
 
 
 class PatchMerger:
-    """Merges every `unit` consecutive rows into a token, by an MLP over their concatenation.
+    """Merges every `unit` consecutive rows into a token, with an MLP over their concatenation.
 
     norm: applied to each row, or to the concatenation if `late`.
     """
@@ -153,8 +157,10 @@ def load_merger(
 ) -> PatchMerger:
     """Load a merger with LayerNorm on each row and GELU.
 
-    names: of the norm and the two matrices. sizes: the hidden size, rows per token, and values per
-    token. Raises CheckpointError if a tensor is missing or has the wrong shape.
+    Raises CheckpointError if a tensor is missing or has the wrong shape.
+
+    names: the names of the norm and of the two matrices.
+    sizes: the hidden size, the rows per token, and the values per token.
     """
     hidden, unit, out = sizes
     norm = LayerNorm(weights, names[0], hidden, eps)
@@ -163,7 +169,8 @@ def load_merger(
 
 
 class AxialRope:
-    """2D RoPE: rotates the first half of a head by the patch's row, and the second by its column.
+    """2D RoPE, which rotates the first half of a head by the patch's row, and the second by its
+    column.
 
     Both axes share one table.
     """
@@ -189,7 +196,7 @@ class AxialRope:
 
 
 def axial_angles(size: int, theta: float, longest: int, device: torch.device) -> torch.Tensor:
-    """Return the angles [longest, size / 2] of one axis that rotates `size` values of a head."""
+    """Return the angles [longest, size / 2] for one axis that rotates `size` values of a head."""
     steps = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     return torch.arange(longest, device=device)[:, None] * (1.0 / theta**steps)
 
@@ -207,10 +214,13 @@ def block_pieces(
     project: Callable[[torch.Tensor, int], torch.Tensor],
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Pieces:
-    """Compute one block on x [N, hidden], chunk by chunk. Costs N in total, returns [N, hidden].
+    """Compute one block on x [N, hidden], chunk by chunk, and return [N, hidden].
 
-    project: maps a chunk's rows and its index to queries, keys and values [n, 3 H, D]. finish: maps
-    a chunk's rows and the output of attention [n, H * D] to the block's output.
+    Yields the cost of each chunk before it is computed. The sum of costs is N.
+
+    project: maps a chunk's rows and its index to queries, keys and values [n, 3 H, D].
+    finish: maps the rows of a chunk and the output of attention [n, H * D] to the output of the
+        block.
     """
     projected = []
     for number, cut in enumerate(cuts):
@@ -234,9 +244,9 @@ def block_pieces(
 def run_blocks(
     layers: Sequence[TowerBlock], pack: Pack, rotation: Rotation | None = None
 ) -> Pieces:
-    """Run a pack through blocks that all use the same cuts. Returns rows [N, hidden].
+    """Compute blocks that all use the same cuts on a pack, and return rows [N, hidden].
 
-    rotation: RoPE for each row.
+    rotation: the RoPE rotation of each row, or None.
     """
     x, (cuts,) = pack.rows, pack.cuts
     rotations = [] if rotation is None else [rotation.part(cut.rows) for cut in cuts]

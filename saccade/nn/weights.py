@@ -1,5 +1,5 @@
-"""The source of tensors from which layers are built. `runtime/weights/checkpoint_weights.py`
-implements it for files and for random weights.
+"""The interface through which layers load their tensors. `runtime/weights/checkpoint_weights.py`
+implements it for files, and `runtime/weights/dummy.py` for random weights.
 
 Layers request tensors in their final form, so a network is ready as soon as it is constructed.
 """
@@ -18,14 +18,14 @@ from saccade.nn.part import Part as Part
 
 
 class Weights(Protocol):
-    """One checkpoint's tensors."""
+    """Loads the tensors of one checkpoint."""
 
     @property
     def dtype(self) -> torch.dtype: ...
 
     @property
     def ops(self) -> Ops:
-        """The kernels for the layers being built."""
+        """The kernels that the layers being built will use."""
         ...
 
     @property
@@ -33,32 +33,34 @@ class Weights(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters of the layers being built."""
+        """The object that gives each layer being built its adapters."""
         ...
 
     def load(self, *parts: Part) -> torch.Tensor:
-        """Load slices of tensors, concatenated along the first dimension.
+        """Load slices of tensors, and return them concatenated along the first dimension.
 
-        The result is owned by the caller, in the network's dtype, on its device. Only these slices
-        are read. Raises CheckpointError with file and tensor if one is missing or has the wrong
-        shape.
+        The caller owns the result, which has the network's dtype and is on its device. Only these
+        slices are read. Raises CheckpointError with the file and the tensor if one is missing or
+        has the wrong shape.
         """
         ...
 
     def load_matrix(self, *parts: Part) -> Matrix:
-        """Load slices as `load` does, in the packed form for matrix multiplication."""
+        """Load slices as `load` does, and return them packed for matrix multiplication."""
         ...
 
     def load_experts(self, parts: Sequence[Part], turned: bool, /) -> Fp8Experts | None:
-        """Load the matrices of experts, or return `None` unless they stay in FP8.
+        """Load the matrices of experts in FP8, or return None if they are not kept in FP8.
 
-        parts: tensors [experts, out, in], concatenated by outputs. turned: they are [experts, in,
-        out].
+        parts: tensors [experts, out, in], which are concatenated by outputs.
+        turned: True if they are [experts, in, out].
         """
         ...
 
     def has(self, name: str, /) -> bool:
-        """Return True if there is a tensor with this canonical name. Random weights have all."""
+        """Return True if there is a tensor with this canonical name. For random weights this is
+        always True.
+        """
         ...
 
     def equals(self, part: Part, values: torch.Tensor, /) -> bool:
@@ -70,7 +72,9 @@ class Weights(Protocol):
         ...
 
     def fits(self, part: Part, /) -> bool:
-        """Return True if a tensor has this shape. It is always True for random weights."""
+        """Return True if the tensor has the shape of `part`. For random weights this is always
+        True.
+        """
         ...
 
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
@@ -81,8 +85,8 @@ class Weights(Protocol):
         ...
 
     def found(self, name: str, values: torch.Tensor, /) -> None:
-        """Record that the network contains the tensor `name`, although it was read elsewhere.
+        """Record that the network uses the tensor `name`, although it was read elsewhere.
 
-        It is part of the vision encoder's fingerprint.
+        The tensor's values then count for the vision encoder's fingerprint.
         """
         ...

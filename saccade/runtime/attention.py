@@ -1,6 +1,7 @@
-"""The language model's attention with the paged KV cache: the choice of a backend, and an
-implementation of `nn.protocol.Attention` with the chosen one. `kernels/language_attention.py` lists
-the backends.
+"""Chooses the language model's attention backend, and implements `nn.protocol.Attention` with it
+for the paged KV cache.
+
+`kernels/language_attention.py` lists the backends.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def pick_attention(
     """Return the name of the attention backend to use. For "auto", this is the first one that
     supports the device.
 
-    graphs: whether steps will be captured as CUDA graphs.
-    shapes: the attention shapes of the model's layers.
-
     Raises ConfigError if the requested backend is not supported. The message lists those that are.
+
+    graphs: True if steps will be captured as CUDA graphs.
+    shapes: the attention shapes of the model's layers.
     """
     table = ops.attention
     runs = possible(table, place, dtype, graphs=graphs)
@@ -96,14 +97,14 @@ def attention_for(
 ) -> PagedAttention:
     """Create the attention with the named backend, on the device of the KV cache.
 
-    states: the states of layers with linear attention.
-    dtype: of the queries; by default, as the cache.
-    scales: of an 8-bit cache; empty means 1 for all layers.
-    graphs: whether steps will be captured, so that lengths and pages must be read on the device.
-    ops: by default, the device's operations.
-    kept: has the attention shapes of the layers; by default, all layers are causal.
-
     Raises ConfigError.
+
+    states: the states of layers with linear attention.
+    dtype: the dtype of the queries. The default is that of the cache.
+    scales: the scales of an 8-bit cache, (keys, values) for each layer. If empty, all scales are 1.
+    graphs: True if steps will be captured, so that lengths and pages must be read on the device.
+    ops: the operations to use. The default is those of the device.
+    kept: has the attention shapes of the layers. By default, all layers are causal.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     shapes = kept.attention if kept else {layer: plain_shape(*pair) for layer, pair in kv.items()}
@@ -135,7 +136,9 @@ def attention_for(
 
 
 class PagedAttention:
-    """Writes each layer's keys and values to its cache, and attends with the layer's backend."""
+    """Writes the keys and values of each layer to its cache, and attends with the layer's
+    backend.
+    """
 
     def __init__(
         self,
@@ -149,8 +152,8 @@ class PagedAttention:
     ) -> None:
         """Create the attention. Layers with equal numbers and sizes of heads share one backend.
 
-        steady: whether decode steps of the same size make the same calls, so that these can be
-        captured. It must hold for all layers.
+        steady: True if decode steps of the same size make the same calls, so that these can be
+            captured. It must hold for all layers.
         """
         self._recurrence: StateRecurrence | None = None
         if states:
@@ -176,8 +179,8 @@ class PagedAttention:
     def repeats(self, batch: Batch) -> bool:
         """Return True if a captured step of this size can be replayed for this batch.
 
-        This requires that each row has one token, and that the calls are the same for all such
-        batches: they read the rows' lengths and pages from memory that `plan` fills.
+        Each row must have one token, and all such batches must make the same calls, which read the
+        rows' lengths and pages from memory that `plan` fills.
         """
         single = len(batch.tokens) == len(batch.slots)
         if not (self.steady and single) or len(batch.splice_rows) or batch.kept:
@@ -216,9 +219,10 @@ class PagedAttention:
         return self._backends[layer](q, self._caches[layer])
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """Cache `latents`, and attend to them with all query heads.
+        """Write `latents` to the layer's cache, and return the attention of all query heads to the
+        cache.
 
-        Cached latents are one head of both keys and values.
+        The cached latents serve as a single head of both keys and values (MLA).
         """
         cache = self._caches[layer]
         cache.keys.index_copy_(0, self._out_slots, latents.unsqueeze(1))
@@ -226,8 +230,8 @@ class PagedAttention:
 
 
 def keys_seen(batch: Batch) -> torch.Tensor:  # [T] int64
-    """Return how many keys of its sequence each token attends to, in models with bidirectional
-    attention between the tokens of an image.
+    """Return how many keys of its sequence each token attends to, [T], if image tokens attend to
+    each other.
 
     A text token attends to all keys up to its own. An image token attends to all keys up to the
     last consecutive image token.

@@ -1,11 +1,12 @@
-"""Converts plans to tensors: the worker's state of each slot, and the input buffers of a step.
+"""Converts plans to tensors. It stores the worker's state of each slot, and fills the input buffers
+of a step.
 
 A plan's row is one sequence's part of a step. A row that decodes has one input token. The previous
-step has sampled it, and may not have reported it to the scheduler yet. The sampled tokens are kept
-on the device, so that the host can start the next step before it receives them.
+step has sampled this token, perhaps without reporting it to the scheduler yet. Sampled tokens are
+stored on the device, so that the host can start the next step before it receives them.
 
 A slot stores the data that only a sequence's first plan contains: prompt tokens, rotary positions
-and KV pages. The numbers of a step are written to one staging buffer, and sent to the device in one
+and KV pages. The inputs of a step are written to one staging buffer, and sent to the device in one
 copy.
 """
 
@@ -59,15 +60,17 @@ class Frame(NamedTuple):
 
     @classmethod
     def mixed(cls, singles: int, tokens: int) -> Frame:
-        """Return the padded shape of steps with up to `singles` rows that decode, and `tokens` - 1
-        tokens in other rows. The last row is always padding.
+        """Return the padded shape of steps that decode and compute prompts.
+
+        They have up to `singles` rows that decode, and up to `tokens` - 1 tokens in other rows. The
+        last row is always padding.
         """
         return cls(singles, singles + 1 + tokens // ROW_TOKENS, singles + tokens, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a worker stores of a sequence."""
+    """The data of one sequence that a worker stores while the sequence runs."""
 
     tokens: Integers  # [P]: known when the slot was opened
     positions: Integers  # [A, P]: their rotary positions, for each axis
@@ -78,7 +81,7 @@ class Slot:
 
 
 class PageTable:
-    """The KV pages of each slot, in order: int32 [slots, pages] on the device.
+    """Stores the KV pages of each slot, in order: int32 [slots, pages] on the device.
 
     The host has a copy, both as `array` (on a CPU the same memory) and as `lists`.
     """
@@ -101,7 +104,7 @@ class PageTable:
             self._send(slot, 0, len(pages))
 
     def append(self, slot: int, pages: Sequence[int]) -> None:
-        """Add pages to a sequence."""
+        """Add pages to the sequence in `slot`."""
         start = len(self.lists[slot])
         self.array[slot, start : start + len(pages)] = pages
         self.lists[slot] += pages
@@ -114,14 +117,20 @@ class PageTable:
             self._updates += range(place, place + len(pages))
 
     def take_updates(self) -> tuple[list[int], list[int]]:
-        """Return the flat indices of entries to update on the device, and their values. They are
-        sent in the staging buffer.
+        """Return the flat indices of the entries to update on the device, and their values. Clear
+        both.
+
+        The staging buffer transfers them.
         """
         places, self._updates = self._updates, []
         return places, self.array.reshape(-1)[places].tolist() if places else []
 
     def update(self, places: torch.Tensor, pages: torch.Tensor) -> None:
-        """Apply the updates from `take_updates`, given as tensors [U] on the device."""
+        """Apply the updates from `take_updates`.
+
+        places: the flat indices, [U] on the device.
+        pages: the values, [U] on the device.
+        """
         if len(places):
             self.on_device.view(-1).index_copy_(0, places, pages)
 
@@ -131,9 +140,9 @@ class PageTable:
 
 
 class Layout(NamedTuple):
-    """The sizes of a step's fields."""
+    """The sizes of the fields in a step's staging buffer."""
 
-    axes: int  # of rotary positions
+    axes: int  # axes of rotary positions
     tokens: int
     rows: int
     draws: int
@@ -142,7 +151,7 @@ class Layout(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """A step's inputs on the device, as views of the staging buffer."""
+    """The inputs of a step on the device, as views of the staging buffer."""
 
     tokens: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [A, T] int64
@@ -189,7 +198,7 @@ class Fields(NamedTuple):
 
 
 class BatchOffsets(NamedTuple):
-    """The offsets of a step's rows in the batch, which is padded to the shape `frame`."""
+    """Where each row of a step is in the batch, which is padded to the shape `frame`."""
 
     frame: Frame
     decoding: int  # how many rows decode, which come first
@@ -198,14 +207,15 @@ class BatchOffsets(NamedTuple):
     q_starts: list[int]  # as in `Batch`, with padding rows
 
     def spread(self, values: Sequence[int]) -> list[int]:
-        """Insert padding into `values`, which has one value per row. Padding rows get 0."""
+        """Return `values`, which has one value per row, with 0 inserted for padding rows."""
         between = self.frame.singles - self.decoding  # padding after the rows that decode
         behind = self.frame.rows - between - len(values)
         return [*values[: self.decoding], *[0] * between, *values[self.decoding :], *[0] * behind]
 
     def splice_rows(self, splices: Sequence[Splice]) -> Integers:
-        """Return the batch index of each row of image embeddings, in the order of splices, padded
-        to the number in `frame`.
+        """Return the batch index of each row of image embeddings, in the order of `splices`.
+
+        The result is padded to the number of image rows in `frame`.
         """
         between = self.frame.singles - self.decoding  # rows that decode have no image tokens
         rows = [np.arange(each.row, each.row + each.length) + between for each in splices]
@@ -214,12 +224,12 @@ class BatchOffsets(NamedTuple):
 
 
 class SampledRequests(NamedTuple):
-    """The D rows of a step that sample, on the host. The fields are explained in `Draws`."""
+    """The D rows of a step that sample a token, on the host. `Draws` explains the fields."""
 
     slots: list[int]
     last: list[int]  # batch index of each row's last token
     counts: list[int]
-    points: list[float]  # `Draws.uniforms`
+    points: list[float]  # random numbers, as in `Draws.uniforms`
     draft_tokens: dict[int, int]
 
     def on_device(self, there: Fields) -> Draws:
@@ -227,7 +237,7 @@ class SampledRequests(NamedTuple):
 
 
 class Staging:
-    """The staging buffer: `words` x 8 bytes on the device, and host memory to fill.
+    """Transfers a step's inputs to the device: `words` x 8 bytes there, and host memory to fill.
 
     On a CPU, both are the same memory. On a GPU, each plan in flight has its own pinned host
     memory.
@@ -255,7 +265,7 @@ class Staging:
         return self._device
 
     def next(self) -> Integers:
-        """Return the host memory to fill for the next step."""
+        """Return the host memory to fill for the next step. Wait if it is still being copied."""
         self._turn = (self._turn + 1) % len(self._hosts)
         if (copied := self._copied[self._turn]) is not None:
             copied.synchronize()  # the copy of an earlier step, which has usually finished
@@ -281,8 +291,10 @@ class Batcher:
     def __init__(
         self, known: PositionCache, slots: int, chunk_tokens: int, table: PageTable, page_size: int
     ) -> None:
-        """Allocate the buffers for at most `slots` sequences, and steps of at most `chunk_tokens`
-        tokens plus one for each sequence.
+        """Allocate the buffers.
+
+        slots: the maximum number of sequences.
+        chunk_tokens: the maximum number of tokens in a step, in addition to one for each sequence.
         """
         device = table.on_device.device
         self.slots = slots
@@ -303,7 +315,7 @@ class Batcher:
         self._no_rows = torch.empty((0, 0), device=device)
 
     def open(self, opened: Open) -> None:
-        """Add a sequence in an empty slot."""
+        """Add a sequence to an empty slot."""
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         images = [self._known.image(image.grid) for image in opened.images]
         prompt = opened.tokens[: opened.prompt_length]
@@ -327,11 +339,13 @@ class Batcher:
         self._slots[slot] = None
 
     def keep_tokens(self, draws: Draws, tokens: torch.Tensor) -> None:
-        """Store the sampled tokens, which are the input of these slots' rows in the next step."""
+        """Store the sampled tokens, which are the inputs of the next step's decoding rows."""
         self._drawn.index_copy_(0, draws.slots, tokens)
 
     def count_decoding(self, rows: Sequence[Row]) -> int:
-        """Count the rows that decode, which come first. Their token is only known on the device."""
+        """Return the number of decoding rows, which come first. Their token is only known on the
+        device.
+        """
         for index, row in enumerate(rows):
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
@@ -340,8 +354,9 @@ class Batcher:
         return len(rows)
 
     def known(self, slot: int, place: int) -> int:
-        """Return the token at index `place` of a slot's sequence, or 0 if it was added after the
-        slot was opened.
+        """Return the token at index `place` of a slot's sequence.
+
+        Returns 0 if the token was added after the slot was opened.
         """
         opened = self._slots[slot]
         assert opened is not None, "a plan names an empty slot"
@@ -352,10 +367,11 @@ class Batcher:
         return len(self._table.lists[slot]) * self._page_size
 
     def singles(self, places: Mapping[int, int], tokens: Sequence[int]) -> Batch:
-        """Build a batch with one token for each slot.
+        """Return a batch with one token for each slot.
 
-        places: the index in its sequence of each slot's token. The batch is independent of the
-        plan's, and does not use the staging buffer.
+        The batch is independent of the plan's batch, and does not use the staging buffer.
+
+        places: for each slot, the index of its token in the sequence.
         """
         positions, kept = [], []
         for slot, place in places.items():
@@ -379,15 +395,16 @@ class Batcher:
         )
 
     def places(self, rows: Sequence[Row], frame: Frame | None = None) -> list[int]:
-        """Return the index in the batch of each of the plan's rows. frame: the padded shape, if
-        any.
+        """Return the index in the batch of each of the plan's rows.
+
+        frame: the shape that the batch is padded to, or None without padding.
         """
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
         return [*range(decoding), *range(first, first + len(rows) - decoding)]
 
     def idle(self, frame: Frame) -> Batch:
-        """Build a batch that consists of padding. Its embeddings are empty: [0, 0]."""
+        """Return a batch that consists of padding. Its embeddings are empty: [0, 0]."""
         placed = place_rows([], 0, frame)
         there = self._stage([], placed, placed.splice_rows([]), SampledRequests([], [], [], [], {}))
         assert not len(there.places), "pages of an opened slot go with its rows"
@@ -396,10 +413,11 @@ class Batcher:
     def build(
         self, plan: Plan, embeddings: EmbeddingMemory, frame: Frame | None = None
     ) -> tuple[Batch, Draws]:
-        """Append the rows' new pages to the page table, and build the tensors for one step. They
-        are valid until the next step is built.
+        """Append the rows' new pages to the page table, and return the tensors for one step.
 
-        frame: the shape to pad to; by default there is no padding. Embeddings are never padded.
+        They are valid until the next step is built.
+
+        frame: the shape to pad to, or None for no padding. Embeddings are never padded.
         """
         rows = plan.rows
         placed = place_rows(rows, self.count_decoding(rows), frame)
@@ -442,8 +460,9 @@ class Batcher:
     def asking(
         self, rows: Sequence[Row], frame: Frame | None = None
     ) -> Mapping[type[RowExtra], list[ExtraRow[Any]]]:
-        """Group the rows with extras by the type of the extra. `frame` is the step's padded
-        shape.
+        """Group the rows with extras by the type of the extra.
+
+        frame: the shape that the batch is padded to, or None without padding.
         """
         found: dict[type[RowExtra], list[ExtraRow[Any]]] = {}
         decoding = self.count_decoding(rows)
@@ -524,8 +543,9 @@ class Batcher:
         return positions, places
 
     def _write_tokens(self, rows: Sequence[Row], placed: BatchOffsets, into: Integers) -> None:
-        """Write each row's tokens, rotary positions and KV slots to `into` [1 + A + 1, T]. The
-        tokens of rows that decode are left out, since they are filled in on the device.
+        """Write each row's tokens, rotary positions and KV slots to `into` [1 + A + 1, T].
+
+        The tokens of rows that decode are left out, because they are filled in on the device.
         """
         decoding, firsts, size = placed.decoding, placed.firsts, self._page_size
         if decoding:
@@ -546,7 +566,11 @@ class Batcher:
 
 
 def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> BatchOffsets:
-    """Compute the offsets of a step's rows in the batch, padded to the shape `frame`, if given."""
+    """Return the offsets of a step's rows in the batch.
+
+    decoding: the number of leading rows that decode.
+    frame: the shape to pad to, or None for no padding.
+    """
     others = [row.length for row in rows[decoding:]]
     frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
     q_starts = compute_offsets(others, frame)
@@ -568,10 +592,12 @@ def compute_offsets(others: Sequence[int], frame: Frame) -> list[int]:
 
 
 def pad_splices(shown: Integers, frame: Frame, end: int) -> Integers:
-    """Pad `shown`, the batch indices of image rows, to the number in `frame`, with the indices of
-    padding tokens, from `end` on.
+    """Pad the batch indices of image rows to the number in `frame`.
 
-    The padding is spread over all padding tokens, because adding many rows to one token is slow.
+    The padding refers to all padding tokens in turn, because adding many rows to one token is slow.
+
+    shown: the batch indices of image rows.
+    end: the batch index of the first padding token.
     """
     if (left := frame.splices - len(shown)) <= 0:
         return shown
@@ -586,8 +612,9 @@ def append(
     ints: Sequence[int],
     floats: Sequence[float] = (),
 ) -> int:
-    """Write `longs`, `floats` and `ints` contiguously into `host`, starting at word `start`. Two
-    ints take one word. Returns the end, in words.
+    """Write `longs`, `floats` and `ints` contiguously into `host`, starting at word `start`.
+
+    Two ints take one word of 8 bytes. Returns the end, in words.
     """
     form = f"={len(longs)}q{len(floats)}d{len(ints)}i"
     struct.pack_into(form, host.data, 8 * start, *longs, *floats, *ints)

@@ -1,8 +1,8 @@
-"""Tests batch invariance before the first request: whether the results of a row are bit-identical
-with any other rows in the batch.
+"""Tests batch invariance before the first request: whether a row's results are bit-identical
+whatever other rows are in the batch.
 
-The entire network computes several representative steps. All of their rows are padding: they write
-to the dummy KV page and attend to no keys.
+The entire network computes representative steps. All of their rows are padding: they write to the
+dummy KV page and attend to no keys.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _scans_in_chunks(net: FamilyNet) -> bool:
 
 
 def _row_bits(net: FamilyNet, attention: Attention, batch: Batch) -> torch.Tensor:
-    """Compute the states and logits of a batch, concatenated to [T, hidden + V]."""
+    """Return the hidden states and logits of a batch, concatenated to [T, hidden + V]."""
     attention.plan(batch)
     states = net.forward(batch, attention)
     return torch.cat((states, net.logits(states)), dim=1)

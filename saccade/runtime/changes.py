@@ -1,6 +1,4 @@
-"""Protocols of the plugin that changes a running worker's model, and of the adapters that
-it loads.
-"""
+"""Protocols for changing the model of a running worker. Plugins implement them."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ rank's slice of the vision encoder. Raises StartupError.
 
 
 class SlotAdapters(Protocol):
-    """The loaded adapters, and which slots use them."""
+    """Stores the loaded adapters, and which slots use them."""
 
     def check(self, adapter: int) -> None:
         """Assert that the adapter is loaded."""
@@ -32,15 +30,16 @@ class SlotAdapters(Protocol):
     def close(self, slot: int) -> None: ...
 
     def rows(self, rows: Sequence[Row]) -> tuple[AdapterRows, ...]:
-        """Return the tokens that use each adapter, in a step with these rows. Such a step must run
-        without CUDA graphs.
+        """Return the tokens that use each adapter, in a step with these rows.
+
+        If there are any, the step must run without CUDA graphs.
         """
         ...
 
 
 class ModelChanges(Protocol):
-    """Changes a worker's model between steps, for example its weights."""
+    """Changes a worker's model, for example its weights, between steps."""
 
     def make(self, change: Change) -> Changed:
-        """Apply a change on all ranks, or on none if it fails on one of them."""
+        """Apply a change on all ranks, or on none if it fails on any rank. Return the outcome."""
         ...

@@ -21,11 +21,14 @@ DEVICE = "cuda"
 
 
 class StepGraphs(Protocol):
-    """Graphs of the language model's layers, captured for several padded shapes."""
+    """The CUDA graphs of the language model's layers, captured for different padded shapes."""
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest captured shape for a step with `rows` rows and `tokens` tokens, where
-        `decoding` of the rows decode. Returns `None` if the step is too large for all of them.
+        """Return the smallest captured shape that fits a step, or None if the step is too large.
+
+        decoding: the number of rows that decode.
+        rows: the number of all rows.
+        tokens: the number of tokens.
         """
         ...
 
@@ -34,30 +37,35 @@ class StepGraphs(Protocol):
         ...
 
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
-        """Replay the graph that was captured for the padded shape `frame`. It reads the step from
-        the staging buffer. Returns hidden states [tokens of `frame`, hidden], which the next replay
-        overwrites. shown: the step's image embeddings, one row per image token.
+        """Replay the graph that was captured for the padded shape `frame`.
+
+        It reads the step from the staging buffer. Returns hidden states [tokens of `frame`,
+        hidden], which the next replay overwrites.
+
+        shown: the step's image embeddings, one row per image token.
         """
         ...
 
 
 class PackGraphs(Protocol):
-    """Graphs of a vision encoder's blocks, captured for several numbers of patches."""
+    """The CUDA graphs of a vision encoder's blocks, captured for different numbers of patches."""
 
     @property
     def largest(self) -> int:
-        """The maximum number of patches that a graph supports."""
+        """The number of patches in the largest graph."""
         ...
 
     def run(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> torch.Tensor | None:
-        """Replay a graph for images that are encoded together, and return the vision encoder's
-        output, which the next replay overwrites. Returns `None` if no graph fits.
+        """Replay a graph for images that are encoded together, or return None if no graph fits.
+
+        Returns the vision encoder's output, which the next replay overwrites.
         """
         ...
 
     def adapt(self) -> bool:
-        """Adapt the captured sizes to the sizes of recent images, with one capture per call. Call
-        it when the worker is idle. Returns True if more captures are needed.
+        """Adapt the captured sizes to the sizes of recent images, with one capture per call.
+
+        Call it when the worker is idle. Returns True if more captures are needed.
         """
         ...
 
@@ -75,7 +83,7 @@ integer is the number of ranks on this machine.
 
 
 def find_step_graphs() -> OpenStepGraphs:
-    """Import the function that captures steps of the language model."""
+    """Import and return the function that captures steps of the language model."""
     backend = find_backend(DEVICE, installed=False)
     assert backend is not None and backend.step_graphs is not None, "sizes come from a backend"
     found: OpenStepGraphs = resolve_name(backend.step_graphs)
@@ -83,7 +91,7 @@ def find_step_graphs() -> OpenStepGraphs:
 
 
 def find_pack_graphs() -> OpenPackGraphs:
-    """Import the function that captures vision encoders."""
+    """Import and return the function that captures vision encoders."""
     backend = find_backend(DEVICE, installed=False)
     assert backend is not None and backend.pack_graphs is not None, "sizes come from a backend"
     found: OpenPackGraphs = resolve_name(backend.pack_graphs)

@@ -31,11 +31,11 @@ LATE_SECONDS = 0.05
 
 
 class Step:
-    """A started plan, whose results are being copied to the host.
+    """A started plan. Its results are being copied to the host.
 
     The result also reports background work that has finished since the last step: moves of KV pages
     (`pages`), encodings (`vision`), and reads and writes of embeddings (`disk`). Each of these is
-    `None` if no such work can be in progress.
+    None if no such work can be in progress.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Step:
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
     def took(self, key: ImageKey) -> None:
-        """Record that the embedding from another server was stored."""
+        """Record that an embedding from another server was stored."""
         self._taken += ((key, 0.0, time.monotonic()),)
 
     def draw(self, tokens: torch.Tensor) -> None:
@@ -79,8 +79,10 @@ class Step:
         self._head_drafts = head_drafts
 
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
-        """Start copying `finite` to the host: for each row of the batch [R], whether its states are
-        finite. `places` are the batch indices of the plan's rows.
+        """Start copying to the host which rows of the batch have finite states.
+
+        finite: one bool for each row, [R].
+        places: the batch index of each of the plan's rows.
         """
         self._checked = to_host(finite), places
         self._note_copies(finite)
@@ -103,7 +105,7 @@ class Step:
         self._unfinished = unfinished
 
     def ready(self) -> bool:
-        """Return True if `result` would not block for long."""
+        """Return True if `result` would return at once or within a short time."""
         drawn = self._copied is None or self._copied.query()
         return drawn and not (self._plan.wait and self._awaits() and not self._late())
 
@@ -145,7 +147,10 @@ class Step:
         return result
 
     def _non_finite(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return `StepResult.non_finite`. `tokens` are the sampled tokens."""
+        """Return the rows with NaN or infinite values (`StepResult.non_finite`).
+
+        tokens: the sampled tokens.
+        """
         non_finite: set[int] = set()
         if self._checked is not None:
             finite, places = self._checked
@@ -157,8 +162,9 @@ class Step:
         return tuple(sorted(non_finite))
 
     def _await_pages(self) -> bool:
-        """If KV pages are being read, wait until any background work has finished, or for at most
-        `LATE_SECONDS`. Returns True if pages were being read.
+        """Wait until any background work has finished, if KV pages are being read.
+
+        Waits for at most `LATE_SECONDS`. Returns True if pages were being read.
         """
         if not (self._pages and self._pages.is_reading):
             return False
@@ -171,7 +177,7 @@ class Step:
         return reading and time.monotonic() > self._begun + LATE_SECONDS
 
     def _awaits(self) -> bool:
-        """Return True if background work is in progress, and no finished work has to be
+        """Return True if background work is in progress and none has finished that must be
         reported.
         """
         vision, disk, pages = self._vision, self._disk, self._pages
@@ -186,8 +192,9 @@ class Step:
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """Start a copy into pinned host memory. It is complete once the current stream has
-    reached it.
+    """Start copying `values` to pinned host memory, and return the copy.
+
+    It is complete once the current stream has reached it. On a CPU, this returns `values`.
     """
     if not values.is_cuda:
         return values

@@ -1,7 +1,7 @@
-"""KV pages and image embeddings in device memory, and the moves of embeddings to other cache tiers.
-The scheduler decides what is stored. `states.py` stores the states of linear attention.
+"""Stores KV pages and image embeddings in device memory, and moves embeddings to other cache tiers.
 
-KV page 0 is a dummy page. Padding rows write to it, and it is never read.
+The scheduler decides what is stored. `states.py` stores the states of linear attention. KV page 0
+is a dummy page. Padding rows write to it, and it is never read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Caches = tuple[Mapping[str, torch.Tensor], ...]
 def allocate_caches(
     spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> Caches:
-    """Allocate the per-token tensors of `spec`, for all KV pages."""
+    """Allocate and return the per-token tensors of `spec`, for all KV pages."""
 
     def make(cache: Cache) -> torch.Tensor:
         kind = dtype if cache.format == "model" else FORMATS[cache.format]
@@ -46,8 +46,9 @@ def allocate_caches(
 
 
 def keys_and_values(caches: Caches) -> KVCache:
-    """Return the key and value tensors by layer. In a layer with latents (MLA), these are both the
-    keys and the values.
+    """Return the key and value tensors by layer.
+
+    In a layer with latents (MLA), one tensor is both the keys and the values.
     """
     pairs = ((layer.get("k"), layer.get("v")) for layer in _as_pairs(caches))
     return {i: (k, v) for i, (k, v) in enumerate(pairs) if k is not None and v is not None}
@@ -62,7 +63,9 @@ def _as_pairs(caches: Caches) -> Iterator[Mapping[str, torch.Tensor]]:
 def return_free(caches: Iterable[torch.Tensor], pages: int, free: FreeMemory) -> int:
     """Return the memory of free KV pages to the operating system.
 
-    Each tensor in `caches` has `pages` pages. Returns the number of bytes that were released.
+    Returns the number of bytes that were released.
+
+    caches: tensors that each have `pages` pages.
     """
     before = resident_bytes()
     for cache in caches:
@@ -76,13 +79,16 @@ def return_free(caches: Iterable[torch.Tensor], pages: int, free: FreeMemory) ->
 
 
 class EmbeddingMemory:
-    """Image embeddings by key: [num_tokens, embedding_width], each in separate memory.
+    """Stores image embeddings by key: [num_tokens, embedding_width], each in separate memory.
 
-    Copies run in the background. Only rank 0 reads from disk, and broadcasts to the other ranks.
+    Copies run in the background. Only rank 0 reads from disk. It broadcasts to the other ranks.
     """
 
     def __init__(self, like: torch.Tensor, shard: Shard, tiers: EmbeddingTiers = NO_TIERS) -> None:
-        """Embeddings have the dtype and device of `like` [0, width], an empty embedding."""
+        """Start without embeddings.
+
+        like: an empty tensor [0, width] with the embeddings' dtype and device.
+        """
         self._shard = shard
         self._host = tiers.host
         self._disk = tiers.disk
@@ -93,7 +99,7 @@ class EmbeddingMemory:
         self.none = like
 
     def __len__(self) -> int:
-        """The number of embeddings on the device."""
+        """Return the number of embeddings on the device."""
         return len(self._rows)
 
     def put(
@@ -101,7 +107,7 @@ class EmbeddingMemory:
     ) -> None:
         """Store an embedding on the device. It must not be a view of other memory.
 
-        ready: the event after which another stream has finished computing it.
+        ready: the event that is recorded once another stream has computed the embedding, or None.
         """
         # A view would keep its entire buffer alive, or change when the buffer is reused.
         assert embedding.untyped_storage().nbytes() == embedding.nbytes, (
@@ -113,7 +119,10 @@ class EmbeddingMemory:
             self.save(key)
 
     def move(self, move: Move) -> None:
-        """Move one embedding between tiers. Copies between host and device are in stream order."""
+        """Move one embedding between tiers, or delete it.
+
+        Copies between host and device are in stream order.
+        """
         key = move.key
         match move.source, move.target:
             case "device", None:
@@ -129,7 +138,9 @@ class EmbeddingMemory:
                     self._disk.move(move)
 
     def save(self, key: ImageKey) -> None:
-        """Start writing an embedding to disk. If it is not on the device yet, `put` starts it."""
+        """Start writing an embedding to disk. If it is not on the device yet, `put` starts the
+        write.
+        """
         if self._disk is None:
             return
         if key not in self._rows:
@@ -138,8 +149,9 @@ class EmbeddingMemory:
             self._disk.save(key, self._rows[key], self._ready.get(key))
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
-        """Return rows [offset, offset + length) for each (key, offset, length), concatenated to
-        [sum of lengths, width].
+        """Return rows of embeddings, concatenated to [sum of lengths, width].
+
+        parts: (key, offset, length) for each range of rows.
         """
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)

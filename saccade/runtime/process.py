@@ -1,4 +1,5 @@
-"""The worker process, `python -m saccade.runtime.process`. `engine/workers.py` starts one per rank.
+"""Runs the worker process, `python -m saccade.runtime.process`. `engine/workers.py` starts one per
+rank.
 
 A worker reports its hardware to the engine, loads its slice of the model, and then executes the
 plans that it receives from a socket. All ranks execute the same plans. Only rank 0 sends results.
@@ -74,7 +75,7 @@ Engine = Channel[FromWorker, ToWorker]
 
 
 class StepWorker(Protocol):
-    """Executes plans on one rank. The attributes are fields of `messages.Started`."""
+    """Executes plans on one rank. `messages.Started` explains the attributes."""
 
     images: ImageExecutor
     batch_invariant: bool
@@ -84,7 +85,9 @@ class StepWorker(Protocol):
     def kept(self) -> tuple[tuple[bytes, int], ...]: ...
 
     def begin_step(self, plan: Plan, masks: MaskSource | None = None, /) -> Step:
-        """Start a step. Plans must be started in order."""
+        """Start a step, and return it while its results are being copied. Plans must be started in
+        order.
+        """
         ...
 
     def close(self) -> None:
@@ -95,8 +98,9 @@ class StepWorker(Protocol):
 def main() -> int:
     """Run the worker and return its exit status.
 
-    0: the engine requested the exit, or has exited itself. 1: this rank failed. PEER_LOST_STATUS:
-    another rank failed.
+    0: the engine requested the exit, or has exited itself.
+    1: this rank failed.
+    PEER_LOST_STATUS: another rank failed.
     """
     boot, parent = enter(WorkerBoot)
     engine: Engine = Channel(parent.socket, WORKER_END)
@@ -156,7 +160,9 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
 
 def compile_in_background(load: Load) -> Callable[[], None] | None:
     """Start compiling kernels that are not cached on disk, on a core that the ranks do not use.
-    Returns a function that stops it, or `None` if there is nothing to compile or no such core.
+
+    Returns a function that stops the compilation, or None if there is nothing to compile or no such
+    core.
     """
     if usable_cores() <= load.parallel.ranks:
         return None
@@ -166,9 +172,9 @@ def compile_in_background(load: Load) -> Callable[[], None] | None:
 def _prepare(
     boot: WorkerBoot, engine: Engine, load: Load
 ) -> tuple[Callable[..., StepWorker], Shard, Loaded]:
-    """Load the network. Returns a function that creates the worker, the rank's shard, and the
-    message for the engine.
+    """Load the network.
 
+    Returns a function that creates the worker, the rank's shard, and the message for the engine.
     Raises OSError, PeerLost, StartupError.
     """
     tally = LoadTally()
@@ -199,9 +205,9 @@ def _prepare(
 
 
 class Orders:
-    """Receives the engine's orders, and splits plans of several steps into single steps.
+    """Receives the engine's orders, and splits plans of more than one step into single steps.
 
-    After a `CancelSteps`, the remaining steps of such a plan are returned without rows.
+    After a `CancelSteps`, the remaining steps of a plan are returned without rows.
     """
 
     def __init__(self, engine: Channel[FromWorker, ToWorker]) -> None:
@@ -210,14 +216,15 @@ class Orders:
         self._left: Plan | None = None  # the remaining steps of a plan
 
     def waiting(self) -> bool:
-        """Return True if `receive` would not block: it returns an order or raises Disconnected."""
+        """Return True if `receive` would not block, because it would return an order or raise
+        Disconnected.
+        """
         return self._left is not None or bool(self._early) or self._engine.waiting()
 
     def receive(self) -> ToWorker:
-        """Wait for the next order. If it is a plan of several steps, only its first step is to be
-        executed.
+        """Wait for the next order, and return it. Execute only the first step of a returned plan.
 
-        Raises Disconnected.
+        The next calls return the remaining steps of the plan. Raises Disconnected.
         """
         plan = self._left
         while plan is None:
@@ -233,7 +240,7 @@ class Orders:
         return plan
 
     def _halted(self) -> bool:
-        """Queue all messages that have arrived. Return True at the first `CancelSteps` or
+        """Queue all messages that have arrived. Return True if one is a `CancelSteps` or
         `Finish`.
         """
         while self._engine.waiting():
@@ -244,8 +251,9 @@ class Orders:
 
 
 def execute_orders(worker: StepWorker, engine: Engine, metrics: Metrics | None) -> None:
-    """Execute plans until `Finish`. `metrics` are the worker's metrics on rank 0, which sends
-    results, and `None` on other ranks.
+    """Execute plans until `Finish`, and send the results to the engine from rank 0.
+
+    metrics: the worker's metrics on rank 0, and None on other ranks.
     """
     begun: deque[tuple[Plan, Step]] = deque()
     orders = Orders(engine)
@@ -285,8 +293,9 @@ def execute_orders(worker: StepWorker, engine: Engine, metrics: Metrics | None) 
 
 
 def _next_may_begin(begun: deque[tuple[Plan, Step]], orders: Orders) -> bool:
-    """Wait until the oldest step has finished, or another order arrives. Returns True if that order
-    can be received before the step has finished.
+    """Wait until the oldest step has finished, or another order arrives.
+
+    Returns True if that order can be received before the step has finished.
     """
     plan, oldest = begun[0]
     pause = DISK_POLL_SECONDS if plan.wait else READY_POLL_SECONDS
@@ -315,7 +324,8 @@ def what_to_load(
 ) -> dict[str, Any]:
     """Return the arguments that `load_net` and `load_tower` have in common.
 
-    `tally` counts quantized matrices. `on_progress` is called with the bytes read so far.
+    tally: counts quantized matrices.
+    on_progress: called with the bytes read so far.
     """
     return {
         "dtype": DTYPES[load.dtype],
@@ -347,15 +357,14 @@ def load_slice(
     *,
     checked: bool = False,
 ) -> tuple[FamilyNet, str]:
-    """Load this rank's slice of the model in `source`. Returns the network, and the digest of its
-    vision encoder's weights.
+    """Load this rank's slice of the model in `source`.
+
+    Returns the network, and the digest of the vision encoder's weights. Raises StartupError.
 
     first: the directory whose configuration is used if `source` is a single file with weights.
     tally: counts quantized matrices.
     on_progress: called with the bytes read so far.
     checked: as in `load_spec`.
-
-    Raises StartupError.
     """
     alone = source.is_file()
     folder, tower = first if alone else source, TowerDigest()
@@ -366,7 +375,9 @@ def load_slice(
 
 
 def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
-    """Set this rank's threads and device, and connect it to the other ranks."""
+    """Set the threads and the device of this rank, connect it to all ranks, and return its
+    shard.
+    """
     torch.set_num_threads(load.threads)
     if load.device == "cuda":
         torch.cuda.set_device(rank)

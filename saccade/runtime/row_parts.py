@@ -32,15 +32,16 @@ class RowOutcome(Protocol):
     def tensors(self) -> Sequence[torch.Tensor]: ...
 
     def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
-        """Return a copy of `result` with these results added. `found` has `tensors`, copied to the
-        host.
+        """Return a copy of `result` with these results added.
+
+        found: the values of `tensors`, copied to the host.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraRow(Generic[Extra]):
-    """A row with a request for an additional result, `extra`."""
+    """A row that requests an additional result, `extra`."""
 
     row: int  # index in the plan
     at: int  # index of its first token in the batch
@@ -52,22 +53,25 @@ class ExtraRow(Generic[Extra]):
 
 
 class StatePart(Protocol[AnyExtra]):
-    """Computes a result from a step's hidden states, for the rows that request it. All ranks must
-    call it.
+    """Computes a result from hidden states, for the rows that request it. All ranks must call
+    it.
     """
 
     def __call__(
         self, states: torch.Tensor, asking: Sequence[ExtraRow[AnyExtra]]
     ) -> RowOutcome | None:
-        """Compute the results from the batch's hidden states, [T, hidden]. Returns `None` on ranks
-        that do not report results.
+        """Compute the results, or return None on ranks that do not report results.
+
+        states: the hidden states of the batch, [T, hidden].
+        asking: the rows that request results.
         """
         ...
 
 
 def find_state_part(kind: type[RowExtra]) -> Callable[[FamilyNet, bool], StatePart[Any]]:
-    """Import the function that creates the `StatePart` for this type of request. Its arguments are
-    a network, and whether this rank reports results.
+    """Import and return the function that creates the `StatePart` for this type of request.
+
+    Its arguments are a network, and whether this rank reports results.
     """
     tag = kind.__struct_config__.tag
     name = next(
@@ -79,10 +83,10 @@ def find_state_part(kind: type[RowExtra]) -> Callable[[FamilyNet, bool], StatePa
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The D rows of a step that sample a token, and the inputs of sampling other than logits."""
+    """The D rows of a step that sample a token, and what sampling needs in addition to logits."""
 
     rows: Sequence[int]  # each row's slot, on the host
-    counts: Sequence[int]  # how many tokens each row's sequence has sampled before
+    counts: Sequence[int]  # for each row, how many tokens were sampled before
     slots: torch.Tensor  # [D] int64: `rows` on the device
     uniforms: torch.Tensor  # [D] float64: random numbers in [0, 1)
     # Draft tokens by the index of the row that they are the input of. Such a row is valid only if
@@ -91,19 +95,21 @@ class Draws:
 
 
 class SamplePart(Protocol):
-    """Changes logits before sampling, for the slots that were opened with it. Changes may depend on
-    the tokens that were sampled before.
+    """Changes logits before sampling, for the slots that were opened with it.
+
+    Changes may depend on the tokens that were sampled before.
     """
 
     def open(self, opened: Open) -> None:
-        """Add a sequence. `opened` has its slot, its prompt, and the output so far."""
+        """Add the sequence in `opened`, which has its slot, its prompt and the output so far."""
         ...
 
     def close(self, slot: int) -> None: ...
 
     def edit(self, logits: torch.Tensor, draws: Draws, masked: bool, /) -> bool:
-        """Change logits [D, V] in place. `masked` means that some may already be -inf, which
-        forbids the token. Returns the value of `masked` for the next part.
+        """Change logits [D, V] in place. Return the value of `masked` for the next part.
+
+        masked: True if some logits may already be -inf, which forbids the token.
         """
         ...
 
@@ -116,7 +122,7 @@ class RowEdit(Protocol):
     """Changes the logits of one sequence."""
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """Change the next token's logits [V], as in `SamplePart.edit`.
+        """Change the logits of the next token, [V], as `SamplePart.edit` does.
 
         count: how many tokens were sampled before.
         """

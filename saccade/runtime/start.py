@@ -24,7 +24,7 @@ TRIAL_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How the network was loaded, and from which directory."""
+    """How the network was loaded, and the directory with its checkpoint."""
 
     load: Load
     folder: Path
@@ -32,7 +32,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The components of a worker before its first step."""
+    """The components of a worker before its first step, with which kernels can be prepared."""
 
     net: FamilyNet
     config: EngineConfig
@@ -42,7 +42,7 @@ class Start:
     sampler: Sampler | None  # on rank 0 only
     embeddings: EmbeddingMemory
     like: torch.Tensor  # an empty embedding, with the dtype and device of all embeddings
-    ranks: int  # on this machine
+    ranks: int  # number of ranks on this machine
     records: bool  # whether small decode steps will be captured and replayed
     origin: Origin | None  # `None` if the network was not loaded from a checkpoint
 

@@ -1,9 +1,9 @@
-"""The states of linear attention and of the convolutions before it, whose size does not depend on a
-sequence's length. The scheduler decides which states are stored.
+"""Stores the states of linear attention and of the convolutions before it, whose size does not
+depend on a sequence's length.
 
-A line of the memory has the states of one sequence for all layers. The first lines belong to the
-worker's slots, and steps update them. The others are snapshots, which only `copy` changes, or
-states after draft tokens (`Row.keep`).
+The scheduler decides which states are stored. A line of the memory has the states of one sequence
+for all layers. The first lines belong to the worker's slots, and steps update them. The others are
+snapshots, which only `copy` changes, or states after draft tokens (`Row.keep`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ ALIGNMENT = 16
 
 
 class StateMemory:
-    """The per-sequence tensors of `spec`, as one tensor uint8 [lines, bytes]. `layers` has views of
-    it.
+    """Stores the per-sequence tensors of `spec` in one tensor, uint8 [lines, bytes].
+
+    `layers` has views of it.
     """
 
     def __init__(self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -66,8 +67,8 @@ class StateMemory:
 
 
 class StateRecurrence:
-    """Implements `nn.protocol.Recurrence`: the gated delta rule and convolutions, with the states
-    of a `StateMemory`.
+    """Computes the gated delta rule and convolutions (`nn.protocol.Recurrence`) with the states of
+    a `StateMemory`.
     """
 
     def __init__(self, layers: StateLayers, ops: Ops) -> None:

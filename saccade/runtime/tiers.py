@@ -26,23 +26,26 @@ Ready = torch.cuda.Event | None
 
 
 class Tier(Protocol[Asked]):
-    """Stores items by key. An item's `size` is the rows of an embedding or the bytes of a page."""
+    """Stores items by key. The `size` of an item is the rows of an embedding or the bytes of a
+    page.
+    """
 
     def has(self, key: Asked) -> bool:
-        """Return True if the tier has an item of this key, as far as is known without
-        reading it.
-        """
+        """Return True if the tier probably has the item. It is not read to find out."""
         ...
 
     def put(self, key: Asked, rows: torch.Tensor, ready: Ready) -> None:
-        """Store an item. The caller must not use `rows` afterwards. Raises OSError if it is written
-        to disk and that fails.
+        """Store an item. The caller must not use `rows` afterwards.
+
+        Raises OSError if writing to disk fails.
         """
         ...
 
     def get(self, key: Asked, size: int) -> tuple[torch.Tensor, Ready]:
-        """Return an item's rows. A tier on disk raises OSError if reading fails, and Damaged if the
-        data was corrupted, in which case it drops the item.
+        """Return an item's rows, and the event to wait for before they are used, if any.
+
+        A tier on disk raises OSError if reading fails. If the data is corrupt, it drops the item
+        and raises Damaged.
         """
         ...
 
@@ -50,22 +53,25 @@ class Tier(Protocol[Asked]):
 
 
 class EmbeddingStore(Protocol):
-    """The disk tier of embeddings, on rank 0. Its reads and writes run in the background."""
+    """The disk tier of embeddings, on rank 0. Reads and writes run in the background."""
 
     # (key, tokens) of embeddings that an earlier run stored, oldest first
     found: tuple[tuple[ImageKey, int], ...]
     shared: str  # the directory that is shared with other servers, or ""
 
     def save(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
-        """Start writing an embedding from the device."""
+        """Start writing an embedding from the device to disk."""
         ...
 
     def move(self, move: Move) -> None:
-        """Start the read or the removal of an embedding, or drop one that was read."""
+        """Start to read or to delete an embedding, or drop one that was read."""
         ...
 
     def bring(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        """Move an embedding that was read to the device."""
+        """Move an embedding that was read to the device.
+
+        Returns its rows, and the event to wait for before they are used, if any.
+        """
         ...
 
     @property
@@ -79,10 +85,11 @@ class EmbeddingStore(Protocol):
         ...
 
     def collect(self, wait: bool) -> tuple[DiskEvent, ...]:
-        """Return the events since the last call. If `wait` is true and a read is in progress, wait
-        for at least one event.
+        """Return the events since the last call.
 
         Raises RuntimeError if the reads can never finish, because their thread has failed.
+
+        wait: True to wait for at least one event if a read is in progress.
         """
         ...
 
@@ -93,7 +100,7 @@ class EmbeddingStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTiers:
-    """The tiers of embeddings besides device memory. Each is `None` if it is disabled."""
+    """The cache tiers of embeddings other than device memory. Each is None if it is disabled."""
 
     host: Tier[ImageKey] | None = None
     disk: EmbeddingStore | None = None  # on rank 0 only
@@ -103,13 +110,13 @@ NO_TIERS = EmbeddingTiers()
 
 
 class PageMemory(Protocol):
-    """One rank's part of the KV pages and states that are stored outside of device memory."""
+    """Stores one rank's part of the KV pages and states that are outside of device memory."""
 
     # (hash, bytes) of pages that an earlier run stored, oldest first
     found: tuple[tuple[bytes, int], ...]
 
     def move(self, moves: PageMoves) -> None:
-        """Start the moves of KV pages in a plan. All ranks must call it."""
+        """Start the moves of KV pages that a plan contains. All ranks must call it."""
         ...
 
     @property
@@ -154,12 +161,12 @@ class SameMemory:
 def open_tiers(
     budgets: EmbeddingBudgets, tower: str, like: torch.Tensor, rank: int
 ) -> EmbeddingTiers:
-    """Open the embedding tiers that the options enable, on one rank.
-
-    tower: the fingerprint of the vision encoder.
-    like: an empty embedding [0, width] on the device.
+    """Return the embedding tiers that the options enable, on one rank.
 
     Raises StartupError.
+
+    tower: the fingerprint of the vision encoder.
+    like: an empty tensor [0, width] with the embeddings' dtype and device.
     """
     if build := builder(lambda plugin: plugin.caches.embedding_tiers, budgets, like):
         tiers: EmbeddingTiers = build(budgets, tower, like, rank)

@@ -49,7 +49,7 @@ each captured size takes memory.
 
 
 class ReplayedSteps:
-    """Captured decode steps of the language model, by (rows, sampled tokens).
+    """Captures and replays decode steps of the language model, by (rows, sampled tokens).
 
     `replays` counts the steps that were replayed.
     """
@@ -61,8 +61,9 @@ class ReplayedSteps:
         self.replays = 0
 
     def run(self, batch: Batch) -> tuple[torch.Tensor, ...] | None:
-        """Compute (states [T, hidden], logits [D, V] float32), without the logits if no row
-        samples. Returns `None` without computing if the step cannot be captured.
+        """Compute a decode step, or return None without computing if it cannot be captured.
+
+        Returns states [T, hidden] and logits [D, V] float32, without the logits if no row samples.
         """
         rows, draws = len(batch.slots), len(batch.sample_rows)
         if rows > MAX_ROWS or batch.adapters or not self._attention.repeats(batch):
@@ -93,10 +94,11 @@ logger = logging.getLogger("saccade")
 
 
 class Worker:
-    """One rank's network, KV pages, embeddings and slots. Rank 0 samples all tokens.
+    """Executes plans with one rank's network, KV pages, embeddings and slots. Rank 0 samples all
+    tokens.
 
-    source: the function that loads `net` again from another directory, the current directory, and
-    the vision encoder's digest. If it is `None`, the weights cannot be changed.
+    source: has the function that loads `net` again from another directory, the current directory,
+        and the vision encoder's digest. If it is None, the weights cannot be changed.
     """
 
     def __init__(
@@ -190,12 +192,15 @@ class Worker:
 
     @property
     def kept(self) -> tuple[tuple[bytes, int], ...]:
-        """(hash, bytes) of KV pages that an earlier run left on disk, oldest first."""
+        """The (hash, number of bytes) of each KV page that an earlier run left on disk, oldest
+        first.
+        """
         return self.pages.found if self.pages is not None else ()
 
     def close(self) -> None:
-        """Finish all writes to disk and release the graphs. Call it before ranks disconnect,
-        because CUDA graphs use the captured collectives.
+        """Finish all writes to disk and release the graphs.
+
+        Call this before ranks disconnect, because CUDA graphs use the captured collectives.
         """
         self._graphs = None
         self.images.close()
@@ -204,11 +209,13 @@ class Worker:
 
     @torch.inference_mode()
     def begin_step(self, plan: Plan, masks: MaskSource | None = None) -> Step:
-        """Start a step. Plans must be started in order, but the next one can be started before the
-        result of this one is read. On a CPU all work is done on return. On a GPU it is launched.
+        """Start a step, and return it.
+
+        Plans must be started in order, but the next one can be started before the result of this
+        one is read. On a CPU all work is done on return. On a GPU it is launched.
 
         masks: called if a row is `masked`, after everything before sampling was launched. It may
-        block, and read the results of earlier steps.
+            block, and read the results of earlier steps.
         """
         images = self.images if plan.images or self.images.active else None
         step = images.begin_step(plan, self.pages) if images is not None else Step(plan, self.pages)
@@ -264,14 +271,15 @@ class Worker:
         return step
 
     def _capture_next(self) -> bool:
-        """Capture a graph of the language model that was deferred. Returns True if there are
+        """Capture a graph of the language model that was deferred. Return True if there are
         more.
         """
         return self._graphs is not None and self._graphs.capture_next()
 
     def _change(self, change: Change) -> Changed:
-        """Apply a change to the model. The plugin that implements it is imported by the first
-        change.
+        """Apply a change to the model, and return the outcome.
+
+        The plugin that implements changes is imported by the first change.
         """
         if self._changes is None:
             build = builder(lambda plugin: plugin.runtime.changes)
@@ -281,16 +289,14 @@ class Worker:
         return self._changes.make(change)
 
     def use(self, net: FamilyNet) -> None:
-        """Replace the network by `net`, and drop everything that depends on the old one."""
+        """Replace the network with `net`, and drop everything that depends on the old one."""
         self.net = net
         self._state_parts.clear()
         self.adapters = None
         self.images.encoder.replace(net)
 
     def record_again(self) -> None:
-        """Drop the captured steps, because the addresses of weights or KV pages may have
-        changed.
-        """
+        """Drop the captured steps because weights or KV pages may have new addresses."""
         self.recorded = self._record()
 
     @property
@@ -299,7 +305,7 @@ class Worker:
         return self._graphs is not None
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
-        """Run one step and return its result."""
+        """Run one step, wait for it, and return its result."""
         return self.begin_step(plan, masks).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
@@ -342,8 +348,10 @@ class Worker:
     def _report_extras(
         self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step
     ) -> None:
-        """Compute the rows' extras from `states`, the hidden states of the step padded to
-        `frame`.
+        """Compute the extras of the rows, and start copying them to the host.
+
+        frame: the shape that the step is padded to, or None.
+        states: the hidden states of the step.
         """
         for kind, asking in self._batcher.asking(rows, frame).items():
             if kind not in self._state_parts:
@@ -359,8 +367,9 @@ class Worker:
         masks: MaskSource | None,
         step: Step,
     ) -> torch.Tensor:
-        """Sample on rank 0, and return the tokens [D] on all ranks. `masked` are the indices of
-        rows with masks.
+        """Sample on rank 0, and return the tokens [D] on all ranks.
+
+        masked: the indices of rows with masks.
         """
         report = None
         if self._sampler is None:

@@ -1,4 +1,6 @@
-"""When and why generation ends, the deltas sent to the front, and which requests can never run."""
+"""Functions that decide when and why generation ends, build the deltas sent to the front, and
+reject requests that can never run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def end_reason(
 ) -> FinishReason | None:
     """Return why generation ends with the newest `token`, or None if it continues.
 
-    A stop token ends it only if at least `min_tokens` tokens were generated before it.
+    A stop token ends generation only if at least `min_tokens` tokens were generated before it.
     """
     sampling = sequence.request.sampling
     ends = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)
@@ -36,13 +38,12 @@ def follow(
     eos: frozenset[int],
     token_limit: int,
 ) -> FinishReason | None:
-    """Advance the grammar after the newest token. reason: why generation ends with that token, or
-    None.
+    """Advance the grammar after the newest token. Return why generation ends now, or None.
 
-    If the request allows it (`jumps`), tokens that the grammar forces are appended to the sequence.
-    Returns why generation ends now, or None.
+    If the request allows it (`jumps`), the tokens that the grammar forces are appended to the
+    sequence. Raises InvalidRequest if the grammar has become too complex.
 
-    Raises InvalidRequest if the grammar has become too complex.
+    reason: why generation ends with the newest token according to `end_reason`, or None.
     """
     run = sequence.run
     drawing = run.drawing if run else 0
@@ -67,7 +68,7 @@ def _jump(
     eos: frozenset[int],
     token_limit: int,
 ) -> FinishReason | None:
-    """Append the forced tokens. Returns why generation ends within or after them, or None."""
+    """Append the forced tokens. Return why generation ends at one of them, or None."""
     forced = grammar_state.jump(planned=drawing > 0)
     for token in forced[:-1]:
         sequence.tokens.append(token)
@@ -84,7 +85,7 @@ def _jump(
 def jumps(request: Request) -> bool:
     """Return True if forced tokens may be appended without sampling them.
 
-    This is False for a request with prompt logprobs: if its whole output were forced, its prompt
+    This is False for a request with prompt logprobs. If its whole output were forced, its prompt
     would never be computed.
     """
     if request.prompt_logprobs is not None or request.rules != NO_RULES:
@@ -100,9 +101,9 @@ def report(
     logprobs: tuple[TokenLogprobs, ...] = (),
     code: str | None = None,
 ) -> Delta:
-    """Return a delta with the sequence's new tokens.
+    """Return a delta with the sequence's new tokens, and mark them as reported.
 
-    The first delta also has the cache hits of the prompt and its images.
+    The first delta also reports which parts of the prompt, and which images, were cached.
     """
     id, tokens, account = sequence.request.id, sequence.unreported, sequence.account
     draft_counts = account.draft_counts
@@ -119,9 +120,10 @@ def report(
 def refusal(
     request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
 ) -> str | None:
-    """Return an error if a request can never run, else None.
+    """Return an error message if a request can never run, else None.
 
-    token_limit: maximum tokens in one sequence. images_fit: each image fits in the pixel arena.
+    token_limit: maximum tokens in one sequence.
+    images_fit: True if each image fits in the pixel arena.
     """
     length = len(request.tokens)
     if length == 0:

@@ -1,5 +1,5 @@
-"""A plan that is being built, and a plan in flight. The scheduler and its parts decide the
-content.
+"""Builds a plan, and tracks plans in flight. The scheduler and its parts decide what a plan
+contains.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PlannedRow = tuple[Row, Sequence, Run]
 
 
 class PlannedOutcome(NamedTuple):
-    """The result of one row."""
+    """The result of one row of a plan, with the sequence and the run that it belongs to."""
 
     row: Row
     sequence: Sequence
@@ -51,10 +51,10 @@ class PlannedOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class InFlightPlan:
-    """A plan in flight. Each of its steps has a result."""
+    """A plan that was sent to the workers. It has `left` steps without a result."""
 
     plan: Plan
-    rows: list[PlannedRow]  # of the step whose result is next
+    rows: list[PlannedRow]  # the rows of the step whose result is next
     unmasked: bool  # masks are still to be sent
     left: int  # steps without a result so far
     # pages of ended sequences that the plan still writes to. They become free when it is applied.
@@ -64,13 +64,15 @@ class InFlightPlan:
     halted: bool = False  # `CancelSteps` is to be sent, or was sent
 
     def advance(self) -> None:
-        """Advance to the plan's next step."""
+        """Advance to the plan's next step. Each row then computes the token that the last step
+        sampled.
+        """
         self.left -= 1
         for place, (row, sequence, run) in enumerate(self.rows):
             self.rows[place] = following(row), sequence, run
 
     def take_back(self) -> None:
-        """Undo the planning of steps that were skipped. All of their rows decode."""
+        """Undo the planning of skipped steps. Such a plan contains only decoding rows."""
         for row, sequence, run in self.rows:
             if sequence.run is run:
                 run.planned -= self.left
@@ -79,7 +81,7 @@ class InFlightPlan:
                 run.announced -= len(row.pages)
 
     def outcomes(self, result: StepResult) -> Iterator[PlannedOutcome]:
-        """Yield the outcome of each row, in order."""
+        """Yield the outcome of each row, in the order of the rows."""
         drawn, logprobs = iter(enumerate(result.tokens)), dict(result.logprobs)
         scores, pooled_outputs = dict(result.scores), dict(result.pooled_outputs)
         for place, (row, sequence, run) in enumerate(self.rows):
@@ -97,7 +99,7 @@ class InFlightPlan:
 
 
 class PlanBuilder:
-    """One step that is being built."""
+    """Collects the rows and other work of one step. `build` returns the plan."""
 
     def __init__(self, tokens: int, steps: int = 1) -> None:
         # limits and flags
@@ -127,17 +129,17 @@ class PlanBuilder:
         self._spent: dict[str, int] = {}  # prefill tokens planned, by client
 
     def room(self, client: str) -> int:
-        """Return how many more prompt tokens of a client fit in the step."""
+        """Return how many more prompt tokens of this client fit in the step."""
         return min(self.tokens, max(0, self.share - self._spent.get(client, 0)))
 
     @property
     def decodes(self) -> bool:
-        """Return True if a row decodes."""
+        """Return True if the step has a decoding row."""
         return bool(self._decode or self._decode_with_token)
 
     @property
     def rows(self) -> list[PlannedRow]:
-        """The rows so far, in the plan's order."""
+        """The rows added so far, in the plan's order."""
         return self._decode + self._decode_with_token + self._prefill
 
     @property
@@ -147,17 +149,18 @@ class PlanBuilder:
         return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
     def save_embedding(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
-        """Write an embedding to disk if `saved` is True.
+        """Add the write of an embedding to disk if `saved` is True, and the moves that free space
+        for it.
 
-        removed: moves that delete other embeddings from disk to free space. Some of these may not
-            have been written yet, so their writing is cancelled.
+        removed: moves that delete other embeddings from disk. Those that have not been written yet
+            are not written.
         """
         self.moves += [move for move in removed if move.key not in self.save]
         gone = {move.key for move in removed}
         self.save = [other for other in self.save if other not in gone] + [key] * saved
 
     def open(self, sequence: Sequence, run: Run) -> None:
-        """Open a slot of the workers for a sequence."""
+        """Assign a slot in the workers to a sequence, and send them its tokens and settings."""
         request = sequence.request
         self._open.append(
             Open(
@@ -183,9 +186,9 @@ class PlanBuilder:
         keep: int = NO_LINE,
         head_drafts: int = 0,
     ) -> Row:
-        """Plan a row that computes the newest token and samples the next one.
+        """Add a row that computes the newest token and samples the next one. Return the row.
 
-        The newest token itself may still be sampled by a plan in flight.
+        A plan in flight may still have to sample the newest token.
 
         newest: the newest token, if the workers do not have it.
         draft, keep, head_drafts: as in `Row`.
@@ -199,13 +202,13 @@ class PlanBuilder:
         return row
 
     def prefill(self, sequence: Sequence, run: Run, end: int, singly: bool) -> Row:
-        """Plan the tokens up to `end`. If these are all of the sequence's tokens, the last row
-        samples the next one.
+        """Add rows for the tokens up to `end`, and return the last row.
 
-        Returns the last row.
+        If `end` is the end of the sequence, the last row samples the next token.
 
-        singly: compute each token that a grammar forced in a separate row, as sampled tokens are.
-            Otherwise results would depend on how many forced tokens happen to be found in time.
+        singly: True to compute each token that a grammar forced in a separate row, like a sampled
+            token. Otherwise results would depend on how many forced tokens happen to be found in
+            time.
         """
         count = end - run.planned
         self.tokens -= count
@@ -260,7 +263,11 @@ class PlanBuilder:
         pages: PageMoves = (),
         unused: FreeMemory | None = None,
     ) -> Plan:
-        """Build the plan. tower, wait, pages, unused: as in `Plan`."""
+        """Return the plan.
+
+        step, tower, wait, pages, unused: as in `Plan`.
+        close: the slots whose sequences have ended.
+        """
         splice: list[Splice] = []
         row = len(self._decode) + len(self._decode_with_token)
         for chunk, sequence, _ in self._prefill:
@@ -294,9 +301,9 @@ def splices(
     row: int,
     shared: Mapping[ImageKey, ImageKey] = NOTHING_SHARED,
 ) -> list[Splice]:
-    """Return the splices for the images in tokens `[start, end)`. The first of these tokens is row
-    `row` of the batch.
+    """Return the splices (see `Splice`) for the images in tokens `[start, end)`.
 
+    row: the batch row of token `start`.
     shared: as in `PromptImages`.
     """
     return [

@@ -1,4 +1,4 @@
-"""Chunked prefill of prompts with images: where a chunk ends, and which images it uses."""
+"""Chunked prefill of prompts with images: decides where a chunk ends and which images it uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Images = Many[Image]
 
 
 class ChunkLimit(NamedTuple):
-    """The end of a chunk, and the unavailable image at which it stops (`missing`), if any."""
+    """Where a chunk ends, and the unavailable image at which it stops (`missing`), if any."""
 
     end: int
     missing: ImageKey | None
@@ -29,8 +29,11 @@ class ChunkLimit(NamedTuple):
 def chunk_limit(
     spans: Spans, images: Images, start: int, goal: int, showable: Callable[[ImageKey], bool]
 ) -> ChunkLimit:
-    """Return the limit of a chunk from `start` to at most `goal`. showable: whether an image is
-    available.
+    """Return the end of a chunk that starts at `start` and may extend to `goal`.
+
+    It stops at the first image that is not available.
+
+    showable: returns True if an image is available.
     """
     for span in overlapping(spans, start, goal):
         key = images[span.image].key
@@ -40,9 +43,7 @@ def chunk_limit(
 
 
 def whole(spans: Spans, start: int, end: int) -> int:
-    """Return the end of a chunk `[start, end)`, moved back to the start of an image that it would
-    split.
-    """
+    """Return `end`, or the start of the image that a chunk `[start, end)` would split."""
     for span in overlapping(spans, end - 1, end):
         if end < span.end:
             return max(start, span.start)
@@ -50,7 +51,7 @@ def whole(spans: Spans, start: int, end: int) -> int:
 
 
 class ImageChunks:
-    """Limits chunks to the available images, and puts their images on the device."""
+    """Ends chunks at the first unavailable image, and puts the images of a chunk on the device."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class ImageChunks:
         self._whole = limits.whole_image_tokens > 0
 
     def chunk_limit(self, sequence: Sequence, tokens: int) -> ChunkLimit:
-        """Return the limit of a chunk of at most `tokens` tokens from the sequence's position."""
+        """Return the end of the next chunk, which has at most `tokens` tokens."""
         start = sequence.position
         goal = min(start + tokens, len(sequence.tokens))
         if start >= sequence.images_end:
@@ -84,13 +85,11 @@ class ImageChunks:
         return found._replace(end=self.whole(sequence, start, found.end))
 
     def whole(self, sequence: Sequence, start: int, end: int) -> int:
-        """Return the end of a chunk `[start, end)`, moved back to the start of an image if the
-        model forbids splitting it.
-        """
+        """Return `end`, or the start of an image if the model forbids splitting it."""
         return whole(sequence.request.spans, start, end) if self._whole and end > start else end
 
     def enough_lack(self, running: Iterable[Sequence]) -> bool:
-        """Return True if sequences with missing images use half of the slots.
+        """Return True if sequences with missing images occupy half of the slots or more.
 
         The other half is reserved for sequences that have all of their images.
         """
@@ -99,10 +98,11 @@ class ImageChunks:
     def show(
         self, sequence: Sequence, run: Run, end: int, builder: PlanBuilder, may_exceed: bool
     ) -> int:
-        """Put the images of a chunk `[run.planned, end)` on the device.
+        """Put the images of a chunk `[run.planned, end)` on the device, and return the chunk's end.
 
-        Returns the end of the chunk. It ends before the first image that does not fit in the
-        device's budget.
+        The chunk ends before the first image that does not fit in the device's budget.
+
+        may_exceed: the image at the start of the chunk may exceed this budget.
         """
         if run.planned >= sequence.images_end:
             return end

@@ -1,4 +1,4 @@
-"""The interface between the scheduler and the grammar of one sequence. Plugins implement it
+"""The interface of a grammar that constrains one sequence. Plugins implement it
 (`plugin.Requests.grammars`).
 """
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class GrammarState(Protocol):
-    """The tokens that a grammar allows next in one sequence, and those that it forces.
+    """Computes which tokens a grammar allows next in one sequence, and which it forces.
 
     Methods raise InvalidRequest if the grammar has become too complex.
     """
@@ -26,38 +26,40 @@ class GrammarState(Protocol):
 
     @property
     def quick(self) -> bool:
-        """Return True if the next mask is ready soon after the current token is sampled."""
+        """Return True if the next mask will be ready soon after the current token is sampled."""
         ...
 
     @property
     def foresees(self) -> bool:
-        """Return True if masks for draft tokens can be computed in time, so that `ahead` may be
-        called.
+        """Return True if masks for draft tokens can be computed in time. Otherwise do not call
+        `ahead`.
         """
         ...
 
     @property
     def anything(self) -> bytes:
-        """A mask that allows every token."""
+        """Return a mask that allows every token."""
         ...
 
     def accept(self, token: int) -> None:
-        """Advance by a token that was sampled with the mask."""
+        """Advance the grammar by a token that was sampled with the mask."""
         ...
 
     def jump(self, planned: bool) -> tuple[int, ...]:
-        """Advance by the forced tokens and return them. planned: a plan in flight samples the first
-        of them.
+        """Advance by the tokens that the grammar forces next, and return them.
+
+        planned: True if a plan in flight samples the first of these tokens.
         """
         ...
 
     def step(self) -> None:
-        """Have forced tokens sampled one by one from now on, instead of returned by `jump`."""
+        """Stop `jump` from returning forced tokens. From now on they are sampled one by one."""
         ...
 
     def go_on(self, planned: bool) -> None:
-        """Start to compute the mask for the next token, if one is sampled. planned: by a plan in
-        flight.
+        """Start to compute the mask for the next token, if that token will be sampled.
+
+        planned: True if a plan in flight samples it.
         """
         ...
 
@@ -70,8 +72,7 @@ class GrammarState(Protocol):
         ...
 
     def ahead(self, draft_tokens: Sequence[int], jumps: bool) -> list[bytes]:
-        """Return the mask after each draft token, up to the first token that the grammar does not
-        allow.
+        """Return the mask after each draft token. Stop at the first one that the grammar forbids.
 
         jumps: True if forced tokens will be appended at once, False if they will be sampled one by
             one.

@@ -1,5 +1,5 @@
-"""KV pages for sequences: free and evictable pages, the pages that a new sequence needs, and the
-release of pages when a sequence ends.
+"""Manages KV pages for sequences: finds cached pages, allocates and evicts pages, and releases them
+when a sequence ends.
 
 The scheduler decides which sequence is preempted if there are too few pages.
 """
@@ -18,9 +18,7 @@ from saccade.sched.sequence import Run, Sequence
 
 
 class KVCacheManager:
-    """The page pool and the prefix cache, for the scheduler. The prefix cache may be disabled
-    (None).
-    """
+    """Combines the page pool and the prefix cache (None if disabled) for the scheduler."""
 
     def __init__(
         self,
@@ -29,7 +27,11 @@ class KVCacheManager:
         parts: Parts,
         token_limit: int,
     ) -> None:
-        """Use the given caches. parts: the scheduler's parts."""
+        """Use the given caches.
+
+        parts: the scheduler's optional features (see `Parts`).
+        token_limit: maximum tokens in one sequence.
+        """
         self._loads = parts.loads
         self._parts = parts.every
         self._pool = pool
@@ -45,11 +47,11 @@ class KVCacheManager:
 
     @property
     def refused(self) -> Sequence | None:
-        """The sequence that could not be admitted in the last planning pass, for lack of pages."""
+        """The sequence that the last planning pass could not admit for lack of pages, or None."""
         return self._refused[0] if self._refused else None
 
     def forget_refusal(self) -> None:
-        """Reset `refused` when a sequence was admitted or the refused one has ended."""
+        """Reset `refused`. Call this when a sequence was admitted or the refused one has ended."""
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
@@ -62,7 +64,7 @@ class KVCacheManager:
         )
 
     def find_pages(self, sequence: Sequence) -> list[Node]:
-        """Return the cached pages of a waiting sequence. Sets `matched`."""
+        """Return the cached pages of a waiting sequence, and set its `matched`."""
         path = self._prefix.find(sequence.content, sequence.path) if self._prefix else []
         sequence.path = path
         if sequence.shareable < len(sequence.tokens):
@@ -73,18 +75,18 @@ class KVCacheManager:
         return path
 
     def match(self, sequence: Sequence) -> int:
-        """Return the number of the sequence's tokens that are in the prefix cache, or can be loaded
-        into it.
+        """Return how many of the sequence's tokens are in the prefix cache, or can be loaded into
+        it.
         """
         self.find_pages(sequence)
         return sequence.position
 
     def awaits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """Return True if a waiting sequence should wait until pages have been loaded from another
-        tier.
+        """Return True if a waiting sequence should wait for pages that are being loaded from
+        another tier.
 
-        If this returns False, the sequence should be admitted with only its cached pages, `path`,
-        and `matched` has been set accordingly.
+        If this returns False, admit the sequence with only its cached pages, `path`. `matched` has
+        been set accordingly.
         """
         if self._loads is None or sequence.matched == len(path) * self._pool.page_size:
             return False
@@ -99,8 +101,7 @@ class KVCacheManager:
     def duplicate_prefix_ahead(
         self, sequence: Sequence, running: Iterable[Sequence], tokens: int
     ) -> bool:
-        """Return True if a running sequence is computing the next `tokens` of a waiting sequence's
-        prompt.
+        """Return True if a running sequence is computing the next `tokens` of a waiting sequence.
 
         Then the waiting sequence should wait, to use these pages from the cache.
         """
@@ -113,10 +114,11 @@ class KVCacheManager:
         return has_duplicate_prefix(sequence, running, start, start + tokens)
 
     def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
-        """Return the source of an image that is used in this step. place: where its embedding was
-        before the step.
+        """Return where the embedding of an image that this step uses came from.
 
-        If two images of a sequence have the same key, the first one counts as encoded for it.
+        If two images of a sequence have the same key, the first one counts as encoded.
+
+        place: where the embedding was before the step.
         """
         encoded = sequence.encoded.pop(sequence.shown.images[span.image].key, None)
         lost = encoded.missed if encoded else None
@@ -141,16 +143,17 @@ class KVCacheManager:
         return "other prompt or evicted" if self._prefix.evictions else "other prompt"
 
     def make_free(self, pages: int) -> bool:
-        """Evict cached pages that no sequence holds until `pages` pages are free. Returns False if
-        that is not possible.
+        """Evict cached pages that no sequence holds until `pages` pages are free.
+
+        Returns False if there are too few of them.
         """
         if self._pool.free < pages and self._prefix:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
 
     def forget(self, pages: int) -> int:
-        """Evict up to `pages` cached pages that are neither in use nor pinned. Returns their
-        number.
+        """Evict up to `pages` cached pages that are neither in use nor pinned. Return how many were
+        evicted.
         """
         return self._prefix.evict(pages, pinned=False) if self._prefix else 0
 
@@ -167,11 +170,11 @@ class KVCacheManager:
         return self._pool.free + evictable - owed
 
     def fits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """Return True if there are pages for a sequence's tokens and the next few, in addition to
-        its cached pages `path`.
+        """Return True if the pages that a sequence needs soon, in addition to its cached pages
+        `path`, are available.
 
-        The pages of running sequences are not available. If there are too few pages, the sequence
-        becomes `refused`.
+        Pages that running sequences need soon are not available. If this returns False, `refused`
+        returns the sequence.
         """
         available = self._available(running)
         fits = self._covers(available, sequence, path)
@@ -179,8 +182,8 @@ class KVCacheManager:
         return fits
 
     def _covers(self, available: int, sequence: Sequence, path: list[Node]) -> bool:
-        """Return True if `available` pages are enough for the pages that a sequence needs soon in
-        addition to `path`.
+        """Return True if `available` pages suffice for what a sequence needs soon in addition to
+        `path`.
         """
         unheld = sum(self._pool.refs[node.page] == 1 for node in path)
         return available - unheld >= self._needs_soon(sequence) - len(path)
@@ -190,7 +193,8 @@ class KVCacheManager:
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
     def hold_pages(self, sequence: Sequence, path: list[Node]) -> Node | None:
-        """Hold the pages of `path` for a sequence that is being admitted.
+        """Hold the pages of `path` for a sequence that is being admitted, so that they are not
+        evicted.
 
         Returns the last node in the prefix cache, or None if the cache is disabled.
         """
@@ -205,8 +209,9 @@ class KVCacheManager:
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """Add a running sequence's full pages to the prefix cache. Tokens before `computed` have
-        valid KV.
+        """Add the full pages of a running sequence to the prefix cache.
+
+        computed: the number of tokens with valid KV.
         """
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed
@@ -217,7 +222,7 @@ class KVCacheManager:
     def flush(self, disk: bool) -> None:
         """Remove all pins, and all cached pages that running sequences do not use.
 
-        disk: also clear the disk.
+        disk: True to also clear the disk.
         """
         if self._loads is not None:
             self._loads.flush(disk)
@@ -225,10 +230,10 @@ class KVCacheManager:
             self._prefix.flush()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
-        """Release a run's hold on the prefix cache. Its full computed pages stay cached; `run.node`
-        is the last of them.
+        """Release a run's hold on the prefix cache, and return the pages that are not cached.
 
-        Returns the other pages. Release them once no plan in flight writes to them.
+        Full computed pages stay cached, and `run.node` becomes the last of them. Release the
+        returned pages once no plan in flight writes to them.
         """
         if self._prefix is None or run.node is None:
             return run.pages
@@ -243,8 +248,10 @@ class KVCacheManager:
     def audit(self, holders: Iterable[Iterable[int]], lines: Iterable[int]) -> None:
         """Assert that every page and every slot for states is accounted for.
 
-        A page is free, in the prefix cache, being loaded, or in one of `holders`. lines: slots used
-        by runs.
+        A page is free, in the prefix cache, being loaded, or in one of `holders`.
+
+        holders: the pages of each run or plan in flight.
+        lines: the slots for states that runs use.
         """
         arriving = () if self._loads is None else tuple(self._loads.holders)
         owned = (self._prefix.owned(),) if self._prefix else ()
@@ -257,7 +264,7 @@ class KVCacheManager:
 def has_duplicate_prefix(
     sequence: Sequence, running: Iterable[Sequence], start: int, end: int
 ) -> bool:
-    """Return True if a running sequence is still to compute tokens `[start, end)` of the same
+    """Return True if a running sequence has not yet computed tokens `[start, end)` of the same
     prompt.
     """
     if end >= len(sequence.tokens):

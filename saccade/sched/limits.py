@@ -1,4 +1,4 @@
-"""The scheduler's limits and counters."""
+"""Limits that the scheduler respects, and counters that it updates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_FINITE = (
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """Limits on speculative decoding."""
+    """Limits on speculative decoding. With 0 tokens it is disabled."""
 
     tokens: int = 0  # maximum draft tokens per sequence and step, 0 to disable
     # slots of the workers' state memory for the states between draft tokens, or None if the model
@@ -45,7 +45,7 @@ NO_DRAFTS = DraftLimits()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The scheduler's limits. They do not change after start-up."""
+    """Limits that the scheduler respects. They do not change after start-up."""
 
     # ---- a step
     max_running: int  # running sequences
@@ -83,13 +83,16 @@ class SchedulerLimits:
 
     @property
     def longest_chunk(self) -> int:
-        """The maximum prompt tokens in a step. The largest image fits if it must not be split."""
+        """The maximum number of prompt tokens in a step.
+
+        If images must not be split, the largest one fits.
+        """
         return max(self.chunk_tokens, self.whole_image_tokens)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counters, which never decrease."""
+    """Counters of events since start-up. They never decrease."""
 
     # requests
     requests: int = 0
@@ -114,8 +117,9 @@ class Counts:
 
 
 def image_failure(why: str) -> tuple[str, str | None]:
-    """Return (error, code) for the requests of an image that failed. why: the reason in
-    `StepResult.failed`.
+    """Return (error, code) for requests whose image failed.
+
+    why: the reason in `StepResult.failed`, or "" if memory was too small.
     """
     if not why:
         return NO_MEMORY_IMAGE, None

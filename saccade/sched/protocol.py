@@ -30,12 +30,12 @@ class Scheduler(Protocol):
 
     @property
     def running(self) -> Sized:
-        """The requests that the workers compute."""
+        """The requests that the workers are computing."""
         ...
 
     @property
     def waiting(self) -> Sized:
-        """The requests in the queue."""
+        """The requests that wait to be admitted."""
         ...
 
     @property
@@ -44,53 +44,54 @@ class Scheduler(Protocol):
         ...
 
     def add_request(self, request: Request) -> list[Delta]:
-        """Queue a request, whose id must be new. A request that can never run gets its final delta
-        at once.
+        """Queue a request, whose id must be new. Return its deltas, if any.
+
+        A request that can never run gets its final delta at once.
         """
         ...
 
     def abort(self, id: str) -> list[Delta]:
-        """Cancel a request, whose client has disconnected. Returns an empty list if it has already
-        ended.
+        """Cancel a request whose client has disconnected, and return its final delta.
+
+        Returns an empty list if the request has already ended.
         """
         ...
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every request with an error."""
+        """End every request with an error, and return the final deltas."""
         ...
 
     def pixels_ready(
         self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
     ) -> list[Delta]:
-        """Use an image that the front has decoded into the slot from `Notices.want`.
+        """Record that the front has decoded an image into the slot from `Notices.want`.
 
         pixels, tiles: as in `PixelsReady`.
         """
         ...
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that needs an image that could not be decoded."""
+        """End every request that needs this image, which the front could not decode."""
         ...
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Clear the KV prefix cache, and with `embeddings` also cached embeddings and pixels.
+        """Clear the KV prefix cache, except for what running requests use.
 
-        disk: also clear the disk.
+        embeddings: True to also clear cached embeddings and pixels.
+        disk: True to also clear the disk.
         """
         ...
 
     def drop_pages(self, pages: int) -> int:
-        """Evict up to `pages` cached pages that are not in use. Returns the number of evicted
-        pages.
-        """
+        """Evict up to `pages` cached pages that are not in use. Return how many were evicted."""
         ...
 
     def release_memory(self) -> None:
-        """Have the next plan return unused memory to the operating system."""
+        """Let the next plan return unused memory to the operating system."""
         ...
 
     def take_notices(self) -> Notices:
-        """Return the updates for the front since the last call."""
+        """Return the updates for the front since the last call, and clear them."""
         ...
 
     def plan(self) -> Plan:
@@ -102,5 +103,5 @@ class Scheduler(Protocol):
         ...
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Apply the result of the oldest plan in flight."""
+        """Apply the result of the oldest plan in flight, and return the deltas for the front."""
         ...

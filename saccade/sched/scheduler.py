@@ -1,8 +1,8 @@
-"""The scheduler: decides what each step computes, and processes its results.
+"""Decides what each step computes, and processes its results.
 
-It decides about sequences, slots and pages. It works with lengths, keys and token ids, never with
-tensors, bytes or text. `image_scheduler.py` schedules images, and `turns.py` orders waiting
-sequences.
+The scheduler allocates slots and pages to sequences. It works with lengths, keys and token ids,
+never with tensors, bytes or text. `image_scheduler.py` schedules images, and `turns.py` orders
+waiting sequences.
 
     add -> plan -> plan -> apply -> plan -> apply ...      (up to two plans in flight)
 
@@ -65,7 +65,7 @@ immediately.
 
 
 class GenerationScheduler:
-    """The `protocol.Scheduler` that generates text.
+    """Schedules requests that generate text. Implements `protocol.Scheduler`.
 
     `apply` takes the result of the oldest plan in flight. All other methods may be called at any
     time.
@@ -83,7 +83,7 @@ class GenerationScheduler:
     ) -> None:
         """Create the scheduler and the parts that the limits and the caches need.
 
-        pace: limits images and prompts in steps that decode, on an accelerator.
+        pace: limits the work on images and prompts in steps that decode. None on a CPU.
         tiles: as in `ImageScheduler`.
         """
         self.limits = limits
@@ -123,7 +123,7 @@ class GenerationScheduler:
         return self._kv_cache.prefix
 
     def part(self, kind: type[Part]) -> Part | None:
-        """Return the scheduler's part of this class, or None if it has none."""
+        """Return the scheduler's part of the class `kind`, or None if it has none."""
         return next((part for part in self._parts.built if isinstance(part, kind)), None)
 
     def _parts_of(self, sequence: Sequence) -> tuple[StepPart, ...]:
@@ -139,10 +139,11 @@ class GenerationScheduler:
     def add_request(
         self, request: Request, grammar_state: GrammarState | None = None
     ) -> list[Delta]:
-        """Queue a request, whose id must be new. grammar_state: required if and only if it has a
-        grammar.
+        """Queue a request, whose id must be new.
 
         A request that can never run, or whose output must be empty, gets its final delta at once.
+
+        grammar_state: required if the request has a grammar, otherwise None.
         """
         assert request.id not in self._ids and bool(request.grammar) == (grammar_state is not None)
         fits = all(self.image_scheduler.slots.fits(image) for image in request.images)
@@ -198,19 +199,20 @@ class GenerationScheduler:
             self._kv_cache.forget_refusal()
 
     def abort(self, id: str) -> list[Delta]:
-        """Cancel a request, whose client has disconnected. Returns an empty list if it has already
-        ended.
+        """Cancel a request whose client has disconnected, and return its final delta.
+
+        Returns an empty list if the request has already ended.
         """
         return [self._finish(self._ids[id], "abort")] if id in self._ids else []
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every request with an error."""
+        """End every request with an error, and return the final deltas."""
         return [self._finish(sequence, "error", error) for sequence in list(self._ids.values())]
 
     def pixels_ready(
         self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
     ) -> list[Delta]:
-        """Use an image that the front has decoded into the slot from `Notices.want`.
+        """Record that the front has decoded an image into the slot from `Notices.want`.
 
         pixels, tiles: as in `PixelsReady`.
         """
@@ -218,14 +220,12 @@ class GenerationScheduler:
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """Use an embedding that another server has computed. Otherwise it is the same as
-        `pixels_ready`.
-        """
+        """Record that the image's slot contains an embedding computed by another server."""
         self.image_scheduler.pixels_ready(key, given=True)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that needs the image because the front could not decode it."""
+        """End every request that needs this image, which the front could not decode."""
         needy = [
             sequence
             for sequence in self.image_scheduler.pixels_failed(key)
@@ -236,10 +236,10 @@ class GenerationScheduler:
     def flush(self, embeddings: bool, disk: bool = True) -> None:
         """Remove all pins, and all cached pages that running sequences do not use.
 
-        embeddings: also remove embeddings and kept pixels that are not in use.
-        disk: also clear the disk.
-
         The prompts of waiting sequences will be computed again, even if they were cached.
+
+        embeddings: True to also remove embeddings and cached pixels that are not in use.
+        disk: True to also clear the disk.
         """
         self._kv_cache.flush(disk)
         for part in self._parts.built:
@@ -250,8 +250,8 @@ class GenerationScheduler:
             sequence.matched = None
 
     def drop_pages(self, pages: int) -> int:
-        """Evict up to `pages` cached pages that are neither in use nor pinned. Returns their
-        number.
+        """Evict up to `pages` cached pages that are neither in use nor pinned. Return how many were
+        evicted.
 
         Waiting sequences are looked up in the prefix cache again.
         """
@@ -261,13 +261,13 @@ class GenerationScheduler:
         return forgotten
 
     def release_memory(self) -> None:
-        """Have the next plan return unused memory to the operating system, including the memory of
-        free pages.
+        """Let the next plan return unused memory, including that of free pages, to the operating
+        system.
         """
         self._releases_memory = True
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy the counters and gauges of all parts to the metrics."""
+        """Copy the counters and gauges of all parts to `metrics`."""
         for part in self._parts.built:
             part.measure(metrics)
         if self.loads is not None:
@@ -277,7 +277,7 @@ class GenerationScheduler:
             metrics.set_all("saccade_adapter_requests", Counter(names), state=state)
 
     def take_notices(self) -> Notices:
-        """Return the updates for the front since the last call."""
+        """Return the updates for the front since the last call, and clear them."""
         return self.image_scheduler.take_notices()
 
     # ---- plan
@@ -308,8 +308,8 @@ class GenerationScheduler:
     def take_cancel(self) -> bool:
         """Return True, once, if the plan of several steps in flight should be cancelled.
 
-        It should if a new request is waiting, if a sequence in the plan has ended, or if a part
-        would now plan its steps differently. Call this after every message and result.
+        This is the case if a new request is waiting, if a sequence in the plan has ended, or if a
+        part would now plan its steps differently. Call this after every message and result.
         """
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.left == 1 or flight.halted:
@@ -320,10 +320,11 @@ class GenerationScheduler:
         return flight.halted
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
-        """Return the masks for the oldest plan in flight, once, if any of its rows are masked.
+        """Return the masks for the oldest plan in flight, or None, and the deltas of failed
+        requests.
 
-        Send them before any later plan. Call this after every call of `plan` and `apply`. This also
-        ends requests whose grammars have become too complex, and returns their deltas.
+        Requests whose grammars have become too complex end here. The masks of a plan are returned
+        once. Send them before any later plan. Call this after every call of `plan` and `apply`.
         """
         flight = self._flights[0] if self._flights else None
         if flight is None or not flight.unmasked:
@@ -375,7 +376,7 @@ class GenerationScheduler:
     def _count_prompt_tokens(self) -> int:
         """Return the maximum number of prompt tokens in the next step.
 
-        While a decoding request is streamed, `PromptPace` limits it.
+        `PromptPace` reduces it while a streamed request decodes.
         """
         decoding = [sequence for sequence in self.running if sequence.decoding]
         most = self.limits.chunk_tokens
@@ -390,10 +391,10 @@ class GenerationScheduler:
         return max(self.limits.whole_image_tokens, tokens)
 
     def _share(self, tokens: int) -> int:
-        """Return how many of a step's prompt tokens each client may use.
+        """Return how many of a step's `tokens` prompt tokens each client may use.
 
-        The clients whose prompts can run divide them, and leave one share for waiting clients.
-        Otherwise a long prompt would delay all others until its end.
+        They are divided among the clients whose prompts can run, with one share for all waiting
+        clients. Otherwise a long prompt would delay all others until its end.
         """
         clients = {
             sequence.client
@@ -438,8 +439,8 @@ class GenerationScheduler:
     def _build(self, builder: PlanBuilder) -> Plan:
         """Build the plan.
 
-        A plan that only continues an encoding, or only waits, is made only if no other plan is in
-        flight, because the result of a plan in flight may allow more work.
+        While another plan is in flight, a plan that only continues an encoding, or only waits, is
+        empty. The result of the plan in flight may allow more work.
         """
         pages: PageMoves = ()
         loading = False
@@ -567,7 +568,9 @@ class GenerationScheduler:
         return run
 
     def _prefill(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Plan the next chunk, as far as the token budget, the images and the pages allow."""
+        """Plan the next chunk of a prompt, as far as the token budget, the images and the pages
+        allow.
+        """
         end = self._chunks.chunk_limit(sequence, builder.room(sequence.client)).end
         if end == run.planned:
             return
@@ -593,8 +596,8 @@ class GenerationScheduler:
         return sum(len(flight.pages) for flight in self._flights)
 
     def _allocate(self, sequence: Sequence, run: Run, end: int) -> int:
-        """Allocate pages for the tokens up to `end`. Returns the end of the tokens that have pages
-        now.
+        """Allocate pages for the tokens up to `end`, and return the end of the tokens that have
+        pages.
 
         Uses free pages first, then evicts cached pages, then preempts younger sequences.
         """
@@ -611,7 +614,7 @@ class GenerationScheduler:
         return min(end, len(run.pages) * self.pool.page_size)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Preempt a running sequence. The caller adds it to the queue again.
+        """Preempt a running sequence. The caller must add it to the queue again.
 
         Tokens that plans in flight sample for it are discarded, and sampled again later.
         """
@@ -621,7 +624,7 @@ class GenerationScheduler:
         self.counts.preemptions += 1
 
     def _release_run(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
-        """Release a running sequence's slot, pages and pins.
+        """Release the slot, pages and pins of a running sequence.
 
         Its full computed pages stay cached. The others become free once no plan in flight writes to
         them.
@@ -646,7 +649,7 @@ class GenerationScheduler:
     # ---- apply
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Apply the result of the oldest plan in flight.
+        """Apply the result of the oldest plan in flight, and return the deltas for the front.
 
         Ignores rows whose sequences have ended or were preempted after the plan was made. Workers
         execute plans in order, so results arrive in order.
@@ -720,8 +723,9 @@ class GenerationScheduler:
         return deltas
 
     def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
-        """Add full pages to the prefix cache and release used images, once the tokens up to `end`
-        have valid KV.
+        """Record that the tokens up to `end` have valid KV.
+
+        Full pages are added to the prefix cache, and images that are no longer used are released.
         """
         before = run.computed
         self._kv_cache.publish(sequence, run, end)
@@ -737,8 +741,9 @@ class GenerationScheduler:
     def _report_pooled_output(
         self, sequence: Sequence, run: Run, pooled_output: PooledOutput
     ) -> Delta:
-        """Report a pooled output. A sequence that generates no tokens finishes at the end of its
-        prompt.
+        """Return a delta with a pooled output.
+
+        A sequence that generates no tokens finishes at the end of its prompt.
         """
         sequence.scored = run.computed
         if run.computed < sequence.prompt_length:
@@ -748,8 +753,8 @@ class GenerationScheduler:
     def _append(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
     ) -> list[Delta]:
-        """Append a generated token. Returns deltas. They are batched for requests that are not
-        streamed.
+        """Append a generated token, and return deltas. For requests that are not streamed, tokens
+        are reported in batches.
         """
         sequence.tokens.append(token)
         given = () if logprobs is None else (logprobs,)
@@ -776,7 +781,9 @@ class GenerationScheduler:
         logprobs: tuple[TokenLogprobs, ...] = (),
         code: str | None = None,
     ) -> Delta:
-        """End a sequence and release its resources. The next plan closes its slot."""
+        """End a sequence, release its resources, and return its final delta. The next plan closes
+        its slot.
+        """
         aside = sequence.idle and sequence is not self.idle_work.active
         if sequence.run is not None:
             self._release_run(sequence, reason)

@@ -34,9 +34,7 @@ Source = Literal["none", "pixels", "encoder"]
 
 
 class EncodedImage(NamedTuple):
-    """How an image was encoded: why its embedding was missing, its source, and which tiles were
-    new.
-    """
+    """Why an image's embedding was missing, what it was encoded from, and which tiles were new."""
 
     missed: Missed
     source: Source
@@ -53,7 +51,9 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """A sequence's use of a slot, from its admission until it is preempted or finishes."""
+    """What a sequence uses from its admission until it is preempted or finishes: a slot, pages and
+    pinned images.
+    """
 
     # slot and pages
     slot: int
@@ -73,18 +73,18 @@ class Run:
 
 @dataclass(slots=True)
 class Account:
-    """What deltas report about a sequence, apart from its tokens."""
+    """What deltas report about a sequence in addition to its tokens."""
 
-    cached: int | None = None  # prompt tokens found at the first admission, or None before
+    cached: int | None = None  # prompt tokens cached at the first admission, or None before
     admitted: float = 0.0  # time of the first admission (`time.monotonic()`), or 0.0 before
-    restored: tuple[tuple[PageTier, int], ...] = ()  # how many of them each other tier provided
+    restored: tuple[tuple[PageTier, int], ...] = ()  # cached tokens that each slower tier provided
     slow_reads: bool = False  # some pages in other tiers were recomputed, as reads were too slow
     caching: CacheReport | None = None  # None unless the request has cache options
     draft_counts: tuple[DraftCounts, ...] = ()  # draft tokens, accepted and rejected
 
 
 class PromptImages:
-    """A request's images, with the keys of the embeddings that are used for them.
+    """The images of a request, with the keys of the embeddings that are used for them.
 
     These are the request's own keys, except for aliases (`image_aliases.py`).
     """
@@ -101,7 +101,7 @@ class PromptImages:
         self.last_use = self._last_use()
 
     def show_as(self, own: ImageKey, image: Image) -> None:
-        """Use the embedding of `image` for the request's image `own` from now on."""
+        """Use the embedding of `image` for the image with the key `own` from now on."""
         self.shared.pop(own, None)
         if image.key != own:
             self.shared[own] = image.key
@@ -119,7 +119,7 @@ class PromptImages:
 
 
 class Sequence:
-    """A request, the tokens generated so far, and, while it is running, its `run`."""
+    """A request, the tokens generated so far, and its `run` while it is running."""
 
     __slots__ = (
         "__weakref__",
@@ -185,7 +185,7 @@ class Sequence:
 
     @property
     def last_use(self) -> dict[ImageKey, int]:
-        """The position after each image's last token, as in `PromptImages`."""
+        """For each image's key, the position after its last token."""
         return self.shown.last_use
 
     @property
@@ -194,17 +194,19 @@ class Sequence:
 
     @property
     def idle(self) -> bool:
-        """Return True for a background request, which runs only while there are no others."""
+        """True for a background request, which runs only while there are no other requests."""
         return self.request.caching.idle
 
     @property
     def group(self) -> str:
-        """The group of the sequence: all choices of one HTTP request, or only this one."""
+        """The id that all choices of one HTTP request share, or the request's own id."""
         return self.request.group or self.request.id
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens found in the prefix cache at the first admission, or None before."""
+        """The number of prompt tokens that were cached at the first admission, or None before
+        it.
+        """
         return self.account.cached
 
     @property
@@ -231,14 +233,14 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """The first token to plan next, as far as known."""
+        """The first token to plan next. For a waiting sequence it follows the tokens found in the
+        cache so far.
+        """
         return self.run.planned if self.run else self.matched or 0
 
     @property
     def decoding(self) -> bool:
-        """Return True if the next row consists of one generated token, which an earlier row
-        samples.
-        """
+        """True if the next row consists of one generated token, which an earlier row samples."""
         run = self.run
         return run is not None and run.drawn == run.planned == self.length - 1
 
@@ -257,7 +259,7 @@ class Sequence:
     def shareable(self) -> int:
         """The number of leading tokens whose KV may come from the prefix cache.
 
-        Prompt tokens that need logprobs or pooled outputs are computed, since cached KV has
+        Prompt tokens that need logprobs or pooled outputs must be computed, because cached KV has
         neither.
         """
         if self.scored >= self.prompt_length:
@@ -265,9 +267,7 @@ class Sequence:
         return self.scored - (self.request.reading is None)
 
     def extras(self, start: int, end: int) -> tuple[RowExtra, ...]:
-        """Return the results that a row with tokens `[start, end)` computes in addition to the next
-        token.
-        """
+        """Return what a row with tokens `[start, end)` computes in addition to the next token."""
         if self.scored >= self.prompt_length:
             return ()
         request = self.request
@@ -279,9 +279,7 @@ class Sequence:
         return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
     def remaining_tokens(self, token_limit: int) -> int:
-        """Return the number of tokens that may still be generated after the tokens of the plans in
-        flight.
-        """
+        """Return how many tokens may still be generated after those of the plans in flight."""
         most = self.prompt_length + self.request.sampling.max_tokens
         return min(most, token_limit) - self.length
 
@@ -307,7 +305,7 @@ class Sequence:
     def upcoming(self, end: int) -> Iterator[tuple[int, Image]]:
         """Yield (first token, image) for the images from `position` to `end`, in order, each once.
 
-        Unless images are handled chunk by chunk (`chunk_aware`), all of them count as being at
+        If images are not handled chunk by chunk (`chunk_aware`), all of them count as being at
         `position`.
         """
         start, apart = self.position, self.shown.chunk_aware
@@ -324,30 +322,32 @@ class Sequence:
             yield span.start if apart else start, image
 
     def match(self, tokens: int) -> None:
-        """Record that the prefix cache has the first `tokens` tokens of a waiting sequence.
+        """Record that the first `tokens` tokens of a waiting sequence are in the prefix cache.
 
-        If that number has changed since the last lookup, clear `blocked`: the next image to encode
-        may be a different one.
+        If that number has changed since the last lookup, clear `blocked`, because the next image to
+        encode may be a different one.
         """
         if tokens != self.matched:
             self.blocked = None
         self.matched = tokens
 
     def outcomes(self) -> tuple[ImageOutcome, ...]:
-        """Return the source of each image whose source is known."""
+        """Return the source of each image for which it is known, in the order of the images."""
         return tuple(self.found[image] for image in sorted(self.found))
 
     def newly_cached(self, computed: int) -> list[tuple[int, int]]:
-        """Return (index, end) of the images within the first `computed` tokens whose source is
-        unknown.
+        """Return (index, end) of the images within the first `computed` tokens whose source is not
+        known yet.
         """
         last = {span.image: span.end for span in self.request.spans}
         ends = last.items()
         return [(i, end) for i, end in ends if end <= computed and i not in self.found]
 
     def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> Run:
-        """Change the state from waiting to running.
+        """Change the state from waiting to running, and return the run.
 
+        slot: the workers' slot.
+        node: the last node in the prefix cache, or None if it is disabled.
         pages: the pages from the prefix cache, which contain the first `computed` tokens.
         """
         assert self.state is State.WAITING and computed < len(self.tokens)
@@ -362,10 +362,10 @@ class Sequence:
         return self.run
 
     def preempt(self) -> None:
-        """Change the state from running to waiting. All tokens will be computed again, unless they
-        are cached.
+        """Change the state from running to waiting. Tokens that are not cached will be computed
+        again.
 
-        The scheduler has released the pages and pins before.
+        The scheduler must have released the pages and pins.
         """
         assert self.state is State.RUNNING
         self.state, self.run, self.matched = State.WAITING, None, None

@@ -1,4 +1,4 @@
-"""How much work on images and prompts a step on an accelerator does in addition to decoding.
+"""Limits how much work on images and prompts a decoding step on an accelerator does.
 
 The vision encoder has its own multiprocessors. Its budget grows until about one step in a hundred
 takes more than twice as long as a step that only decodes. Prompt tokens share the multiprocessors
@@ -44,8 +44,8 @@ class PromptPace:
     def __init__(self, sizes: tuple[int, ...], pause: float) -> None:
         """Start with the smallest size. `sizes` must be ascending.
 
-        pause: maximum time of a step in seconds. If decoding takes more than half of this, the
-        limit is `MAX_PAUSE` times the decoding time.
+        pause: the maximum time of a step, in seconds. If decoding takes more than half of this, the
+            limit is `MAX_PAUSE` times the decoding time.
         """
         assert sizes and list(sizes) == sorted(sizes) and pause > 0
         self._sizes, self._pause = sizes, pause
@@ -53,8 +53,11 @@ class PromptPace:
         self.tokens = sizes[0]
 
     def ended(self, tokens: int, seconds: float, alone: float) -> None:
-        """Record a step with `tokens` prompt tokens. alone: expected seconds of its decoding
-        rows.
+        """Record the time of a step with `tokens` prompt tokens, and update `tokens` of this
+        object.
+
+        seconds: the time that the step took.
+        alone: the expected time of its decoding rows, in seconds.
         """
         room = max(self._pause, MAX_PAUSE * alone) - alone
         added = max(0.0, seconds - alone)
@@ -67,10 +70,10 @@ class PromptPace:
 
 
 class StepPace:
-    """The budgets of steps that decode.
+    """Measures steps, and adapts how much other work a step that decodes may do.
 
-    tower_budget: patch-blocks (patches x blocks) of the vision encoder per step.
-    prompts: the number of prompt tokens per step, or None if it is not limited.
+    tower_budget: the vision encoder's budget per step, in patch-blocks (patches x blocks).
+    prompts: adapts the number of prompt tokens per step, or None if they are not limited.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class StepPace:
     def ended(self, plan: Plan, planned: float, encoding: bool) -> None:
         """Record the end of a step whose plan was made at the time `planned`.
 
-        Steps run one after another, so a step starts when the step before it ends, or when it is
+        Steps run one after another. A step starts when the one before it ends, or when it is
         planned if that is later.
 
         encoding: True if an image is being encoded.

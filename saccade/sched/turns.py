@@ -33,7 +33,7 @@ GROUP_SHARE = 2
 
 
 class TurnQueue:
-    """The waiting sequences. Iterating over it yields the order of their turns."""
+    """Queues waiting sequences. Iterating over it yields them in the order of their turns."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Groups] = {}  # the client whose turn is next first
@@ -62,15 +62,15 @@ class TurnQueue:
         self._length += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """Add a preempted sequence, ahead of those that are not preempted."""
+        """Add a preempted sequence, before those that were not preempted."""
         insort(self._returned, sequence, key=lambda s: s.order)
         self._length += 1
 
     def remove(self, sequence: Sequence, served: bool) -> None:
         """Remove a sequence.
 
-        served: the sequence is being admitted, so its group and its client move to the end of the
-            queue.
+        served: True if the sequence is being admitted. Then its group and its client move to the
+            end of the queue.
         """
         self._length -= 1
         if sequence in self._returned:
@@ -112,7 +112,7 @@ def _round_robin(queues: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
 
 
 def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterator[Sequence]:
-    """Yield the queue in the order of turns.
+    """Yield the waiting sequences in the order of their turns.
 
     Sequences whose client or group already has its share of the slots come last.
     """
@@ -134,8 +134,8 @@ def find_crowding(
 ) -> Sequence | None:
     """Return the running sequence to preempt for `newcomer`, whose client or group has no slot.
 
-    It is the youngest sequence of a client or group that exceeds its share. Returns None if none
-    does.
+    It is the youngest sequence of a client or group that exceeds its share. Returns None if no
+    client or group does.
     """
     clients, groups = _held(running)
     if clients[newcomer.client]:
@@ -160,7 +160,7 @@ def _held(running: Iterable[Sequence]) -> tuple[Counter[str], Counter[tuple[str,
 
 
 def _client_share(held: Counter[str], queue: TurnQueue, slots: int) -> int:
-    """Return each client's share of the slots. A single client never exceeds its share."""
+    """Return each client's share of the slots. The share of a single client is never exceeded."""
     count = len(held.keys() | set(queue.clients))
     return max(1, slots // count) if count > 1 else slots + 1
 
@@ -176,7 +176,9 @@ that step.
 
 
 class IdleWork:
-    """Background requests. They are computed one at a time, while there are no other requests."""
+    """The queue of background requests. They run one at a time, while there are no other
+    requests.
+    """
 
     def __init__(self) -> None:
         self.active: Sequence | None = None  # the only one that is waiting or running

@@ -1,7 +1,8 @@
-"""Base classes for families' specs, with the methods that most families share.
+"""Base classes for the specs of families (`core.family.FamilySpec`), with the methods that most
+families share.
 
-A spec is composed of several objects: the shapes of the language model and of the vision encoder,
-an `ImageLayout` and a `Placeholder`. A family defines these, its caches, and how ranks divide it
+A spec is composed of objects: the sizes of the language model and of the vision encoder, an
+`ImageLayout` and a `Placeholder`. A family defines these, its caches, and how ranks divide it
 (`Cuts`). Runs without torch.
 """
 
@@ -38,8 +39,8 @@ MAX_ASPECT = 200
 
 
 class ImageLayout(Protocol):
-    """How images are preprocessed, and how many tokens they take. The methods are documented in
-    `FamilySpec`.
+    """How images are preprocessed, and how many tokens they take. `FamilySpec` documents the
+    methods.
     """
 
     @property
@@ -64,7 +65,9 @@ class ImageLayout(Protocol):
 
 
 class ImagePiece(NamedTuple):
-    """A contiguous part of an image's embedding in the prompt, with the tokens around it."""
+    """A contiguous part of an image's embedding in the prompt, with the tokens before and after
+    it.
+    """
 
     before: Ids
     length: int  # rows of the embedding
@@ -73,8 +76,8 @@ class ImagePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """How an image is represented in the prompt: `before`, one token for each row of its embedding,
-    and `after`.
+    """How the prompt represents an image: `before`, one token for each row of its embedding, and
+    `after`.
     """
 
     marks: Ids  # placeholder tokens for an image in templates; empty for a text-only model
@@ -85,14 +88,16 @@ class Placeholder:
     def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
         """Return the pieces that represent an image in the prompt, at least one.
 
-        `_number` is the index of the image among still images, or `None` for frames of a video.
+        _number: the index of the image among still images, or None for frames of a video.
         """
         return (ImagePiece(self.before, image.num_tokens, self.after),)
 
     def expand(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace each placeholder token by its image's tokens (see `FamilySpec.expand_prompt`)."""
+        """Replace each placeholder token with the tokens of its image (see
+        `FamilySpec.expand_prompt`).
+        """
         found = [at for at, token in enumerate(tokens) if token in self.marks]
         check_count(len(found), len(images))
         expanded: list[int] = []
@@ -155,7 +160,9 @@ class LanguageShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShapedText:
-    """Base class for language models that have a `TextConfig` (`shape`) and further fields."""
+    """Base class for the sizes of language models that have more fields than their `TextConfig`,
+    `shape`.
+    """
 
     shape: TextConfig
 
@@ -173,8 +180,9 @@ class ShapedText:
 
 
 class TowerShape(Protocol):
-    """The size of a vision encoder that `BaseSpec` uses. `depth` is its number of blocks, or 0 if
-    the model has no vision encoder.
+    """The size of a vision encoder that `BaseSpec` uses.
+
+    `depth` is its number of blocks, or 0 if the model has no vision encoder.
     """
 
     @property
@@ -183,7 +191,7 @@ class TowerShape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseSpec:
-    """The part of `core.family.FamilySpec` that most families share.
+    """The methods of `core.family.FamilySpec` that most families share.
 
     A family adds `kv_spec` and `cuts`, and narrows the types of fields. By default, image tokens
     have positions like text tokens.
@@ -205,7 +213,10 @@ class BaseSpec:
     supports_cuda_graphs = True
 
     def with_options(self, options: Mapping[str, str]) -> Self:
-        """Raise ConfigError if there are any options. Families with options override this."""
+        """Return this spec. Raise ConfigError if there are any options.
+
+        Families with options override this.
+        """
         read_options(FamilyOptions, self.family, options)
         return self
 
@@ -284,7 +295,9 @@ class BaseSpec:
         _spans: Sequence[Span],
         _blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return each token's index in the prompt [1, T], and the next position."""
+        """Return the position of each token, which is its index in the prompt [1, T], and the next
+        position.
+        """
         return np.arange(len(tokens))[None], len(tokens)
 
 
@@ -294,7 +307,7 @@ def fingerprint(*facts: object) -> bytes:
 
 
 def check_aspect(height: int, width: int, longest: int) -> None:
-    """Raise ImageError if an image's longer edge is more than `longest` times the shorter one."""
+    """Raise ImageError if the longer edge of an image exceeds `longest` times the shorter one."""
     if max(height, width) > longest * min(height, width):
         raise ImageError(
             f"the image is {width} x {height} px: its longer edge is more than "
@@ -303,10 +316,12 @@ def check_aspect(height: int, width: int, longest: int) -> None:
 
 
 def stacked_bounds(tokens: int, unit: int) -> LargestImage:
-    """Return the bounds of images that `core.recipe.stacked` shows twice, with at most `tokens`
-    tokens of unit x unit pixels.
+    """Return the bounds of images that `core.recipe.stacked` shows twice.
 
     The narrower of the two views is padded. Padding at most doubles the canvas.
+
+    tokens: the maximum number of tokens.
+    unit: the side of a token in pixels.
     """
     return LargestImage(2 * tokens * unit**2, tokens)
 
@@ -325,8 +340,9 @@ class AttendingTower(TowerShape, Protocol):
 
 
 def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
-    """Return how ranks divide a language model of `nn/decoder.py` and a vision encoder of
-    transformer blocks.
+    """Return how ranks divide a model whose language model and vision encoder have standard blocks.
+
+    These are the language model of `nn/decoder.py` and a vision encoder of transformer blocks.
     """
     experts = text.experts if text.experts and text.experts.layers else None
     all_experts = experts is not None and len(experts.layers) == text.layers
@@ -349,8 +365,9 @@ def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec(BaseSpec):
-    """Base class for specs with a language model of `nn/decoder.py`, in which all layers cache the
-    same number of keys and values.
+    """Base class for specs with a language model of `nn/decoder.py`.
+
+    All layers cache the same number of keys and values.
     """
 
     vision: AttendingTower
@@ -370,7 +387,7 @@ class DecoderSpec(BaseSpec):
 
 @dataclass(frozen=True, slots=True)
 class FamilyOptions:
-    """Base class of a family's options, without any.
+    """The options of a family that has none, and the base class of other families' options.
 
     A family adds a field for each of its options. The field's type is a Literal of the allowed
     values, or str if they depend on the checkpoint.
@@ -388,11 +405,11 @@ def read_options(
 ) -> Chosen:
     """Return the options with the values in `options`, and defaults for the others.
 
+    Raises ConfigError with a list of the supported options.
+
     kind: the dataclass of the family's options.
     values: the allowed values of each option of type str. If these are empty, the checkpoint does
-    not support the option.
-
-    Raises ConfigError with a list of the supported options.
+        not support the option.
     """
     types = get_type_hints(kind)
     known = {

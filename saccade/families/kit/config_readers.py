@@ -1,5 +1,5 @@
-"""Functions that read and check fields of config.json and of image processors' files, for fields
-that several families share.
+"""Functions that read and check fields of config.json and of image processors' files that families
+share.
 
 All functions raise CheckpointError with the file and the field. Runs without torch.
 """
@@ -48,7 +48,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def text_section(config: Section) -> Section:
-    """Return the section with the language model's fields."""
+    """Return the section with the language model's fields, which may be the top level."""
     return config.section("text_config") if config.has("text_config") else config
 
 
@@ -113,7 +113,7 @@ def read_text_config(
     qk_norm: bool = False,
     experts: ExpertsConfig | None = None,
 ) -> TextConfig:
-    """Read a language model whose sizes have the standard field names.
+    """Read the sizes of a language model with standard field names.
 
     Raises CheckpointError if a field is missing or has the wrong type.
     """
@@ -137,13 +137,16 @@ def read_text_config(
 
 
 def read_head_dim(text: Section) -> int:
-    """Return `head_dim`, by default `hidden_size` divided by the heads. Raises CheckpointError."""
+    """Return `head_dim`, or `hidden_size` divided by the number of heads if it is missing.
+
+    Raises CheckpointError.
+    """
     hidden, (heads, _) = text.count("hidden_size"), read_heads(text)
     return text.count("head_dim", default=hidden // heads)
 
 
 def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour, Colour]:
-    """Return `image_mean` and `image_std`, or `mean` and `std` by default.
+    """Return `image_mean` and `image_std`. The defaults are `mean` and `std`.
 
     Raises CheckpointError.
     """
@@ -159,10 +162,9 @@ def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour,
 
 
 def experts_config(text: Section) -> ExpertsConfig:
-    """Read the experts, and which layers have them by the rule of transformers'
-    `Qwen3MoeDecoderLayer`.
+    """Read the sizes of the experts, and which layers have them.
 
-    Raises CheckpointError.
+    The layers follow the rule of transformers' `Qwen3MoeDecoderLayer`. Raises CheckpointError.
     """
     count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
     if not 1 <= top <= count:
@@ -177,9 +179,11 @@ def experts_config(text: Section) -> ExpertsConfig:
 
 
 def read_rope(text: Section, *kinds: str) -> Section:
-    """Return the rotary embedding's section, after checking its type.
+    """Return the section of the rotary embedding, after checking its type.
 
-    `kinds` are the supported types. The defaults are Qwen-VL's. Raises CheckpointError for others.
+    Raises CheckpointError for other types.
+
+    kinds: the supported types. The default is Qwen-VL's types.
     """
     kinds = kinds or ("default", "mrope")
     rope = rope_section(text)
@@ -192,14 +196,18 @@ def read_rope(text: Section, *kinds: str) -> Section:
 
 
 def rope_section(section: Section) -> Section:
-    """Return the rotary embedding's section. Its older name has priority, as in transformers 5."""
+    """Return the section of the rotary embedding. Its older name has priority, as in transformers
+    5.
+    """
     older = section.section("rope_scaling")
     return older if older.data else section.section("rope_parameters")
 
 
 def read_theta(text: Section, rope: Section) -> float:
-    """Return the base of the rotary embedding, from the section `rope` that `read_rope` returned,
-    or in older files from `text`. Raises CheckpointError.
+    """Return the base of the rotary embedding. Raises CheckpointError.
+
+    rope: the section that `read_rope` returned.
+    text: the section that has the base in older files.
     """
     return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
 
@@ -221,10 +229,11 @@ def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple
 
 
 def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
-    """Read the parameters of YaRN as transformers' `_compute_yarn_parameters` does.
+    """Return the parameters of YaRN, or None if the rotary embedding has another type.
 
-    Returns `None` if `rope`, the section that `read_rope` returned, has another type. Raises
-    CheckpointError.
+    They are read as in transformers' `_compute_yarn_parameters`. Raises CheckpointError.
+
+    rope: the section that `read_rope` returned.
     """
     if rope.text("rope_type", "type", default="default") != "yarn":
         return None
@@ -253,8 +262,10 @@ def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
 
 
 def read_resample(processor: Section, default: int) -> Resample:
-    """Return the resize filter. Lanczos is replaced by bicubic if PyTorch is too old to support it,
-    as in transformers' `TorchvisionBackend`. Raises CheckpointError.
+    """Return the resize filter. Raises CheckpointError.
+
+    If PyTorch is too old to support Lanczos, this is bicubic instead, as in transformers'
+    `TorchvisionBackend`.
     """
     number = processor.integer("resample", default=default)
     if number not in RESAMPLES:
@@ -284,7 +295,10 @@ def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
 
 
 def check_made_for(section: Section, **sizes: int) -> None:
-    """Raise CheckpointError if one of these fields differs from the vision encoder's size."""
+    """Raise CheckpointError if a field of the section differs from the vision encoder's size.
+
+    sizes: the required value of each field.
+    """
     for name, size in sizes.items():
         if (value := section.integer(name, default=size)) != size:
             raise CheckpointError(
@@ -293,10 +307,11 @@ def check_made_for(section: Section, **sizes: int) -> None:
 
 
 def check_halves(vision: Section, name: str, hidden: int, heads: int) -> None:
-    """Raise CheckpointError unless heads are divisible by four, so that each of two axes can rotate
-    half of a head's values in pairs.
+    """Raise CheckpointError unless the head size is divisible by four.
 
-    `name` is the field from which `hidden` was read.
+    Each of two axes then rotates half of a head's values in pairs.
+
+    name: the field from which `hidden` was read.
     """
     if hidden % (4 * heads):
         raise CheckpointError(
@@ -322,7 +337,7 @@ def check_heads(section: Section, hidden: int, heads: int) -> None:
 def read_axial(vision: Section) -> Section:
     """Return the section of a vision encoder's 2D rotary embedding.
 
-    Raises CheckpointError for another type.
+    Raises CheckpointError if it has another type.
     """
     rope = rope_section(vision)
     if (kind := rope.text("rope_type", default="axial")) != "axial":
@@ -331,9 +346,7 @@ def read_axial(vision: Section) -> Section:
 
 
 class SiglipDefaults(NamedTuple):
-    """The defaults of transformers' class for fields that a vision encoder's section does
-    not have.
-    """
+    """The values that transformers' class uses for missing fields of the vision encoder."""
 
     hidden: int
     heads: int
@@ -342,9 +355,11 @@ class SiglipDefaults(NamedTuple):
 
 
 def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -> SiglipConfig:
-    """Read a SigLIP vision encoder that merges merge x merge patches into a token of size `out`.
+    """Read the sizes of a SigLIP vision encoder. Raises CheckpointError.
 
-    Raises CheckpointError.
+    merge: merge x merge patches become one token.
+    out: the number of values of a token.
+    absent: the values of missing fields.
     """
     side = vision.integer("image_size", default=absent.side)
     patch = vision.integer("patch_size", default=absent.patch)
@@ -357,8 +372,9 @@ def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -
 def siglip_shape(
     vision: Section, side: int, patch: int, merge: int, out: int, absent: SiglipDefaults
 ) -> SiglipConfig:
-    """Read the other fields of a SigLIP vision encoder, given its sizes in pixels. Raises
-    CheckpointError.
+    """Read the remaining sizes of a SigLIP vision encoder whose sizes in pixels are known.
+
+    Raises CheckpointError.
     """
     check_channels(vision)
     hidden = vision.count("hidden_size", default=absent.hidden)
@@ -381,7 +397,9 @@ def siglip_shape(
 def read_axes(rope: Section, head_dim: int, usual: tuple[int, int, int]) -> tuple[int, ...]:
     """Return how many of a head's rotary angles depend on time, on the row and on the column.
 
-    `usual` is the default. Raises CheckpointError.
+    Raises CheckpointError.
+
+    usual: the default.
     """
     sections = rope.integers("mrope_section", default=usual)
     if len(sections) != 3 or sum(sections) != head_dim // 2:

@@ -45,9 +45,9 @@ class GridSpec(DecoderSpec):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Return the mRoPE positions [3, T], and the next position.
 
-        After an image, positions continue from the maximum over its axes, so it advances them by
-        the number of merged patches on its longer side. The frame pairs of a video, whose `time` is
-        set, all start at the same position and differ on the time axis. After a video, positions
+        After an image, positions continue from the maximum over its axes, so an image advances them
+        by the number of merged patches on its longer side. The frame pairs of a video, whose `time`
+        is set, all start at the same position and differ on the time axis. After a video, positions
         continue from the maximum over all pairs, as in transformers 4.
         """
         positions = np.empty((3, len(tokens)), dtype=np.int64)
@@ -70,9 +70,9 @@ class GridSpec(DecoderSpec):
 
 
 def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:
-    """Set the positions of text tokens in [start, end), which count up from `position` on all axes.
+    """Set the positions of text tokens in [start, end), and return the next position.
 
-    Returns the next position.
+    They count up from `position` on all axes.
     """
     positions[:, start:end] = np.arange(position, position + end - start)
     return position + end - start
@@ -80,14 +80,16 @@ def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: 
 
 @dataclass(frozen=True, slots=True)
 class SizeOptions(FamilyOptions):
-    """The options of families with `RaisedRules`."""
+    """The options of families that enlarge small images (`RaisedRules`)."""
 
     size: str = ""  # image bounds, as a JSON object like `size` in the image processor's file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaisedSpec(GridSpec):
-    """Base class of specs that enlarge images with a side shorter than a token (`RaisedRules`)."""
+    """Base class of specs whose images are enlarged if a side is shorter than a token
+    (`RaisedRules`).
+    """
 
     images: RaisedRules
 
@@ -101,7 +103,10 @@ class RaisedSpec(GridSpec):
 
 
 def read_size(given: str) -> Section:
-    """Parse the option `size`. Raises ConfigError."""
+    """Return the JSON object in the option `size`. Raises ConfigError.
+
+    given: the value of the option.
+    """
     where = f"--family-option size={given}"
     try:
         size = json.loads(given)

@@ -30,7 +30,7 @@ more than the default --max-image-pixels allows.
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """Implements `ImageLayout`.
+    """How images are resized and normalized at native resolution. Implements `ImageLayout`.
 
     An image's grid is (frames on its canvas, patches vertically, patches horizontally). A still
     image has one frame, and a video's canvas has two.
@@ -47,7 +47,7 @@ class ImageRules:
 
     @property
     def factor(self) -> int:
-        """The side of a token in pixels. Resized heights and widths are multiples of it."""
+        """The side of a token in pixels. Resized heights and widths are multiples of this."""
         return self.patch * self.merge
 
     @property
@@ -80,8 +80,7 @@ class ImageRules:
     def settings(self, family: str, recipe: PreprocessParams) -> bytes:
         """Return the fingerprint of the preprocessing.
 
-        The bounds are not included, because they only affect the resized size, and that is
-        included.
+        The bounds are not part of it. They only affect the resized size, which is.
         """
         unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
         return fingerprint(unit, self.resample, recipe)
@@ -109,8 +108,8 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
     """Return (height, width) after resizing.
 
     Both are multiples of `rules.factor`, and the number of pixels is within the bounds. The aspect
-    ratio is approximately preserved. As in transformers, numbers are rounded by Python's `round`
-    (half to even).
+    ratio is approximately preserved. As in transformers, Python's `round` rounds numbers (half to
+    even).
 
     Raises ImageError if the aspect ratio is more than 200.
     """
@@ -135,22 +134,26 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class RaisedRules(ImageRules):
-    """Rules that first enlarge an image if one of its sides is shorter than a token."""
+    """Image rules that first enlarge an image if one of its sides is shorter than a token."""
 
     def raised(self, height: int, width: int) -> Size:
-        """Return the enlarged (height, width) of such an image."""
+        """Return the enlarged (height, width) of an image with a side shorter than a token."""
         raise NotImplementedError
 
     def sized(self, size: Section) -> Self:
-        """Return a copy with the bounds of `size`, a section as in the image processor's file.
+        """Return a copy with the bounds in `size`, which has the fields of an image processor's
+        file.
 
         Raises CheckpointError.
         """
         raise NotImplementedError
 
     def bounded(self, where: str, least: int, most: int) -> Self:
-        """Return a copy with other bounds. Raises CheckpointError if no image size is
-        within them.
+        """Return a copy with bounds from `least` to `most` pixels.
+
+        Raises CheckpointError if no image size is within them.
+
+        where: the file or option with the bounds, for the message.
         """
         if not self.factor**2 <= most or not 0 < least <= most:
             raise CheckpointError(
@@ -167,10 +170,13 @@ class RaisedRules(ImageRules):
 
 
 def read_rules(processor: Section, absent: Rules) -> Rules:
-    """Return a copy of `absent` with the bounds, mean and standard deviation of the image
-    processor's file, as far as it specifies them.
+    """Return a copy of `absent` with the bounds, mean and standard deviation that the file
+    specifies.
 
     Raises CheckpointError.
+
+    processor: the image processor's file.
+    absent: has the values of missing fields.
     """
     size = processor.section("size")
     least = size.integer("shortest_edge", "min_pixels", default=absent.min_pixels)

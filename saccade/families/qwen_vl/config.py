@@ -1,4 +1,4 @@
-"""Reads the shapes of Qwen-VL's language model and vision encoder from `config.json`.
+"""Reads the sizes of Qwen-VL's language model and vision encoder from `config.json`.
 
 Files of older transformers versions have the language model's fields at the top level, `rope_theta`
 and `rope_scaling`. Newer ones have `text_config` and `rope_parameters`. Runs without torch.
@@ -40,7 +40,7 @@ bfloat16 kernels, otherwise exact.
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(BlocksConfig):
-    """The shapes of the vision encoder."""
+    """The sizes of Qwen-VL's vision encoder, and which layers use windows or deepstack."""
 
     variant: Variant
     out_hidden: int
@@ -70,10 +70,9 @@ def read_variant(config: Section) -> Variant:
 
 
 def read_vision(variant: Variant, config: Section, vision: Section, out: int) -> VisionConfig:
-    """Read the vision encoder. The size of its outputs must be `out`, the language model's hidden
-    size.
+    """Read the sizes of the vision encoder. Raises CheckpointError.
 
-    Raises CheckpointError.
+    out: the hidden size of the language model, which must be the size of the encoder's outputs.
     """
     first = variant == "qwen2_vl"
     # In Qwen2-VL, the vision encoder's hidden size is `embed_dim`, and `hidden_size` is the
@@ -137,7 +136,7 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
 
 
 def read_text(variant: Variant, config: Section, text: Section) -> TextConfig:
-    """Read the language model. Raises CheckpointError."""
+    """Read the sizes of the language model. Raises CheckpointError."""
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
     third = variant == "qwen3_vl"
     text = text.filled({"rms_norm_eps": 1e-6, "head_dim": 128} if third else {"rms_norm_eps": 1e-5})

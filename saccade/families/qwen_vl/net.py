@@ -1,4 +1,4 @@
-"""The network of Qwen-VL, and the names of its tensors."""
+"""Builds the network of Qwen-VL, and maps the names of its tensors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from saccade.parallel import Shard
 
 
 class QwenVLModel(FamilyModel):
-    """Builds the network. Canonical names of tensors are `visual.*`, `language_model.*`,
-    `lm_head.weight` and `mtp.*`, to which the names in older and newer files are converted.
+    """Builds the network of a Qwen-VL checkpoint.
+
+    Canonical names of tensors are `visual.*`, `language_model.*`, `lm_head.weight` and `mtp.*`. The
+    names in older and newer files are converted to these.
     """
 
     spec: QwenVLSpec

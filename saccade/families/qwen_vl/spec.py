@@ -59,14 +59,16 @@ TEMPLATES = Templates(
 
 @dataclass(frozen=True, slots=True)
 class QwenOptions(FamilyOptions):
-    """The family options of Qwen-VL."""
+    """The options that `--family-option` sets for Qwen-VL."""
 
     patch_embed: PatchEmbedding = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVLSpec(GridSpec):
-    """The spec of one Qwen-VL checkpoint."""
+    """Qwen-VL's `FamilySpec`: sizes, image preprocessing, prompts and positions, importable without
+    torch.
+    """
 
     vision: VisionConfig
     video: QwenVideo | None = None
@@ -106,10 +108,11 @@ def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
 
 
 def read_placeholder(checkpoint: Checkpoint, usual: int) -> Placeholder:
-    """Return the placeholder tokens of an image and of a pair of video frames. By default, they are
-    `usual` and the token after it.
+    """Return the placeholder tokens of an image and of a pair of video frames.
 
     Raises CheckpointError.
+
+    usual: the default for an image. The default for video frames is the token after it.
     """
     config = checkpoint.config
     image = config.integer("image_token_id", default=usual)
@@ -120,7 +123,7 @@ def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
     """Read the image preprocessing from the image processor's file. Raises CheckpointError.
 
     Missing fields have the defaults of transformers' class, which all Qwen-VL models share. If the
-    file is missing, they have the values of the published checkpoints.
+    file is missing, the values are those of the published checkpoints.
     """
     patch, merge, frames = vision.patch, vision.merge, vision.temporal_patch
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
@@ -132,5 +135,7 @@ def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
 
 
 def published_bounds(variant: Variant) -> tuple[int, int]:
-    """Return the minimum and maximum pixels of an image in the published checkpoints."""
+    """Return the minimum and maximum pixels of an image in the published checkpoints of a
+    variant.
+    """
     return (256 * 256, 4096 * 4096) if variant == "qwen3_vl" else (56 * 56, 28 * 28 * 16384)

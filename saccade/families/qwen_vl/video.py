@@ -1,5 +1,5 @@
-"""Video preprocessing of Qwen-VL: sampling of frames, their sizes, timestamps, prompt text and
-positions.
+"""Video preprocessing of Qwen-VL: how frames are sampled and resized, their timestamps, prompt text
+and positions.
 
 The formulas are from transformers' video processors for Qwen2-VL (also used by Qwen2.5-VL) and for
 Qwen3-VL (also used by Qwen3.5), and are tested against them. If a checkpoint has no video
@@ -52,7 +52,9 @@ MIN_EDGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class QwenVideo:
-    """Implements `core.video.VideoRules`."""
+    """The sampling, sizes and prompt text of Qwen-VL's videos. Implements
+    `core.video.VideoRules`.
+    """
 
     # Preprocessing of frames. `min_pixels` and `max_pixels` bound one frame, or with `third` all
     # frames together.
@@ -171,17 +173,18 @@ class QwenVideo:
 
 
 def _arange(total: int, count: int) -> tuple[int, ...]:
-    """Compute `torch.arange(0, total, total / count).int()`, clipped to the last frame."""
+    """Return `torch.arange(0, total, total / count).int()`, clipped to the last frame."""
     step = total / count
     places = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(np.int64)
     return tuple(np.minimum(places, total - 1)[:count].tolist())
 
 
 def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """Return the resized (height, width) of frames, where `rules` bound the pixels of all `count`
-    frames together.
+    """Return the resized (height, width) of the frames of a video.
 
     Raises ImageError if the aspect ratio is more than 200.
+
+    rules: its bounds apply to the pixels of all `count` frames together.
     """
     factor = rules.factor
     if height < factor or width < factor:
@@ -205,10 +208,10 @@ def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tupl
 
 
 def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> QwenVideo | None:
-    """Read the video preprocessing of a checkpoint.
+    """Read the video preprocessing of a checkpoint, or return None if it is not supported.
 
-    Returns `None` if videos are normalized differently from images, or patches do not have two
-    frames, since the vision encoder supports only one normalization.
+    It is not supported if videos are normalized differently from images, or patches do not have two
+    frames, because the vision encoder has only one normalization.
     """
     third = variant == "qwen3_vl"
     section, unit = checkpoint.video, image.factor**2

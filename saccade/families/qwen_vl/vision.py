@@ -30,7 +30,10 @@ from saccade.parallel import Shard
 
 
 def vision_block(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
+    """Load one block of the vision encoder.
+
+    Raises CheckpointError if a tensor is missing or has another shape.
+    """
     parts = BlockParts(weights, name, config, shard)
     return TowerBlock(
         parts,
@@ -44,9 +47,11 @@ def vision_block(weights: Weights, name: str, config: VisionConfig, shard: Shard
 def patch_merger(
     weights: Weights, name: str, config: VisionConfig, shard: Shard, *, late: bool = False
 ) -> PatchMerger:
-    """Load one merger. Raises CheckpointError if a tensor is missing or has another shape.
+    """Load one merger.
 
-    `late` is as in `nn.tower.PatchMerger`.
+    Raises CheckpointError if a tensor is missing or has another shape.
+
+    late: as in `nn.tower.PatchMerger`.
     """
     unit, third = config.merge**2, config.variant == "qwen3_vl"
     parts = ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
@@ -59,8 +64,9 @@ def patch_merger(
 
 
 class PatchEmbed:
-    """Embeds patches with the checkpoint's 3D convolution. Its stride equals its kernel size, so it
-    is computed as a matrix product.
+    """Embeds patches with the checkpoint's 3D convolution.
+
+    Its stride equals its kernel size, so it is computed as a matrix product.
     """
 
     __slots__ = ("config", "dtype", "linear", "mean", "std")
@@ -76,8 +82,9 @@ class PatchEmbed:
         self.linear = Linear(weights.ops, DenseMatrix(matrix), bias)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Embed pixels, uint8 [F, H, W, 3], to rows [N, hidden]. F is 1 for a still image, and 2
-        for a pair of video frames.
+        """Embed pixels, uint8 [F, H, W, 3], and return rows [N, hidden].
+
+        F is 1 for a still image, and 2 for a pair of video frames.
         """
         config = self.config
         return self.linear(
@@ -94,7 +101,7 @@ class PatchEmbed:
 
 
 class FoldedPatchEmbed:
-    """A `PatchEmbed` with the normalization of pixels folded into its matrix.
+    """Embeds patches like `PatchEmbed`, with the normalization of pixels folded into the matrix.
 
     For still images, whose frames are equal, the matrix's slices for the frames are added up. For
     two different frames of a video, another matrix has the slices separately.
@@ -128,7 +135,7 @@ class FoldedPatchEmbed:
         self.slices = Linear(weights.ops, DenseMatrix(apart.to(self.dtype)))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Embed pixels, uint8 [F, H, W, 3], to rows [N, hidden]."""
+        """Embed pixels, uint8 [F, H, W, 3], and return rows [N, hidden]."""
         if len(pixels) > 1 and bool((pixels[1:] == pixels[:1]).all()):
             pixels = pixels[:1]  # so that equal frames are bit-identical to the still image
         linear = self.linear if len(pixels) == 1 else self.slices
@@ -145,7 +152,9 @@ def _patch_embed(
 
 
 class VisionTower:
-    """The vision encoder, from uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`."""
+    """Qwen-VL's vision encoder, from uint8 pixels to embeddings. Implements
+    `nn.protocol.VisionNet`.
+    """
 
     __slots__ = (
         "config",
@@ -252,8 +261,10 @@ class VisionTower:
         )
 
     def _positions(self, row: np.ndarray, column: np.ndarray, grid: Grid) -> torch.Tensor | None:
-        """Return the learned positions of the grid's patches [N, hidden], interpolated bilinearly
-        from the learned grid. Returns `None` if the model has none.
+        """Return the learned positions of the grid's patches [N, hidden], or None if the model has
+        none.
+
+        They are interpolated bilinearly from the learned grid.
         """
         table = self.position_table
         if table is None:
@@ -273,8 +284,9 @@ class VisionTower:
 
 
 def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Return the two source indices and their weights for linear interpolation at each `place` in
-    [0, size). The source axis has length `side`, and its ends are mapped to the ends of the target.
+    """Return the two source indices and their weights for linear interpolation at each `place`.
+
+    The target has `size` positions and the source has `side`. Their ends coincide.
     """
     source = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     low = np.floor(source)
@@ -284,10 +296,12 @@ def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np
 
 
 def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return an order [M] of merged tokens that groups the tokens of each window, and the windows'
-    lengths in patches. `window` is the side of a window in merged tokens.
+    """Return an order of merged tokens that groups those of each window, and the windows' lengths.
 
-    Windows of equal length are consecutive, so that one batched call computes their attention.
+    The order is [M], and lengths are in patches. Windows of equal length are consecutive, so that
+    one batched call computes their attention.
+
+    window: the side of a window in merged tokens.
     """
     rows, columns = grid[1] // merge, grid[2] // merge
     row, column = np.indices((rows, columns)).reshape(2, -1)

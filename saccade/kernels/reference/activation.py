@@ -13,7 +13,7 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """Compute GELU with the tanh approximation in float32. Returns x's dtype.
+    """Return GELU with the tanh approximation, computed in float32, in x's dtype.
 
     Since `0.5 (1 + tanh(z)) = sigmoid(2 z)`, this is `x * sigmoid(SLOPE * (x + 0.044715 x^3))`. It
     takes half as long as PyTorch's function on a CPU.
@@ -24,7 +24,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Apply an activation."""
+    """Return `activation` applied to each value of `x`."""
     match activation:
         case "none":
             return x

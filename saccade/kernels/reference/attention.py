@@ -1,4 +1,4 @@
-"""Causal attention over contiguous keys and values, by PyTorch on a CPU.
+"""Causal attention over contiguous keys and values on a CPU, computed with PyTorch.
 
 Only sliding windows and bidirectional images need masks. Grouped queries share their keys without
 copies.
@@ -25,9 +25,12 @@ def causal_attention(
     scale: float,
     softmax: blockwise.Softmax = blockwise.softmax,
 ) -> torch.Tensor:  # [L, Hq, D]
-    """Attend causally (lower right) with q [L, Hq, D] to one sequence's k, v [1, Hkv, K, D].
+    """Return the causal attention (lower right) of q [L, Hq, D] to one sequence's k, v [1, Hkv, K,
+    D].
 
-    The queries belong to the last L of K tokens. softmax: used if there are many queries and keys.
+    The queries belong to the last L of K tokens.
+
+    softmax: the function to use if there are many queries and keys.
     """
     length, heads, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -54,9 +57,9 @@ def causal_attention(
 def decode_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:  # [R, Hq, D]
-    """Attend with q [R, Hq, D], one query per sequence, to k, v [R, Hkv, K, D], in one call.
+    """Return the attention of q [R, Hq, D], one query per sequence, to k, v [R, Hkv, K, D].
 
-    mask [R, K]: added to the scores; -inf for keys that a sequence does not have.
+    mask: [R, K], added to the scores. It is -inf for keys that a sequence does not have.
     """
     rows, heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -67,9 +70,9 @@ def decode_attention(
 
 
 class Block(NamedTuple):
-    """Some of a row's queries, and the range of keys that at least one of them attends to.
+    """Consecutive queries of a row, and the range of keys that at least one of them attends to.
 
-    seen: [B, K] bool, which queries attend to which keys; `None`: all to all.
+    seen: which queries attend to which keys, [B, K] bool, or None if all attend to all.
     """
 
     queries: slice
@@ -78,7 +81,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(first: torch.Tensor, end: torch.Tensor) -> list[Block]:
-    """Split a row into blocks. Query t attends to keys [first[t], end[t])."""
+    """Split the queries of a row into blocks. Query t attends to keys [first[t], end[t])."""
     found = []
     for start in range(0, len(first), MASKED_QUERIES):
         queries = slice(start, min(start + MASKED_QUERIES, len(first)))
@@ -92,7 +95,7 @@ def blocks_of(first: torch.Tensor, end: torch.Tensor) -> list[Block]:
 def block_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Sequence[Block], scale: float
 ) -> torch.Tensor:  # [L, Hq, D]
-    """Attend with q [L, Hq, D] to k, v [1, Hkv, K, D], block by block."""
+    """Return the attention of q [L, Hq, D] to k, v [1, Hkv, K, D], computed block by block."""
     _, heads, dim = q.shape
     kv_heads = k.shape[1]
     group, out = heads // kv_heads, torch.empty_like(q)
@@ -108,11 +111,11 @@ def block_attention(
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attend causally with q [G, Hkv, L, D] in two parts, and merge the results.
+    """Return the causal attention of q [G, Hkv, L, D], computed in two parts that are merged.
 
     All queries attend to the first part, the prefix. The other part is causal. The logarithms of
-    the softmax denominators give the weights of the parts (online softmax, Milakov & Gimelshein
-    2018).
+    the softmax denominators determine the weights of the parts (online softmax, Milakov &
+    Gimelshein 2018).
     """
     prefix = k.shape[2] - q.shape[2]
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -26,10 +26,11 @@ LOOP_VALUES = 64
 
 
 class HostRow(NamedTuple):
-    """A row as read on the host: tokens [start, end) of the batch update the state in slot `line`.
+    """A row's bounds as the host reads them: tokens [start, end) of the batch update the state in
+    slot `line`.
 
-    fresh: the sequence starts with this row, and with a state of zeros. keep: the slot for a copy
-    of its state.
+    fresh: True if the sequence starts with this row, and with a state of zeros.
+    keep: the slot for a copy of the state after this row, or None.
     """
 
     line: int
@@ -41,7 +42,7 @@ class HostRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """R rows with T packed tokens, and the index of each sequence's state in state memory.
+    """R rows with T packed tokens, and where the state of each sequence is in state memory.
 
     Row r has tokens `[q_starts[r], q_starts[r + 1])`. They are the last of the first
     `kv_lengths[r]` tokens of its sequence. A row with `kv_lengths` 0 is padding, and does not
@@ -63,7 +64,7 @@ class StateRows:
         lines: torch.Tensor,
         singles: int,
     ) -> StateRows:
-        """Build the rows. `host` does not include padding."""
+        """Return the rows. `host` does not include padding."""
         starts = q_starts.tolist()
         host = tuple(
             HostRow(line, start, end, length == end - start)
@@ -75,9 +76,9 @@ class StateRows:
         return cls(q_starts, kv_lengths, lines, singles, host)
 
     def with_kept(self, kept: Mapping[int, int]) -> StateRows:
-        """Return the same rows, which also copy some states.
+        """Return the same rows, after which some states are copied.
 
-        kept: index of a row's first token -> index in state memory of the copy.
+        kept: for the index of a row's first token, the index in state memory of the copy.
         """
         assert self.host, "where rows are computed side by side, none goes on from another"
         host = tuple(row._replace(keep=kept.get(row.start)) for row in self.host)
@@ -85,7 +86,7 @@ class StateRows:
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """Apply PyTorch's softplus to float32 values, with results independent of their number.
+    """Return PyTorch's softplus of float32 values. The results do not depend on how many there are.
 
     PyTorch's loop rounds differently for the remainder after complete vectors, so a row's result
     would depend on the batch size. Padding to complete vectors avoids this.
@@ -102,10 +103,11 @@ def causal_conv(
     *,
     silu: bool = True,
 ) -> torch.Tensor:  # [T, C]
-    """Convolve each channel of x [T, C] with its sequence's last K inputs, and apply SiLU.
+    """Convolve each channel of x [T, C] with the last K inputs of its sequence, and apply SiLU.
 
-    weight: [K, C], the newest input's last. states: [lines, K - 1, C], the sequences' last inputs,
-    oldest first; updated. silu: False skips the activation.
+    weight: [K, C]. The last one is for the newest input.
+    states: the last inputs of the sequences, oldest first, [lines, K - 1, C]. They are updated.
+    silu: False to skip the activation.
     """
     wide = weight.to(_wide(x))
     out = torch.zeros_like(x)
@@ -133,11 +135,13 @@ def gated_delta(
     states: torch.Tensor,
     rows: StateRows,
 ) -> torch.Tensor:  # [T, Hv, Dv]
-    """Apply the gated delta rule to packed rows, in v's dtype.
+    """Return the gated delta rule for packed rows, [T, Hv, Dv] in v's dtype.
 
-    q, k: [T, Hk, Dk], not normalized. v: [T, Hv, Dv]; Hv / Hk adjacent value heads share a query
-    and key head. decay (logarithms, at most 0), beta: [T, Hv] float32. states: [lines, Hv, Dk, Dv]
-    float32; updated.
+    q, k: [T, Hk, Dk], not normalized.
+    v: [T, Hv, Dv]. Hv / Hk adjacent value heads share a query and key head.
+    decay: logarithms, at most 0, [T, Hv] float32.
+    beta: [T, Hv] float32.
+    states: [lines, Hv, Dk, Dv] float32. They are updated.
     """
     q, k = _unit(q, v.shape[1]), _unit(k, v.shape[1])
     q = q * q.shape[2] ** -0.5
@@ -163,9 +167,11 @@ def recurrent_step(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """Apply the rule to one token: q, k [1, H, Dk], v [1, H, Dv], decay, beta [1, H].
+    """Return the output for one token, and update the state [H, Dk, Dv].
 
-    Updates state [H, Dk, Dv].
+    q, k: [1, H, Dk].
+    v: [1, H, Dv].
+    decay, beta: [1, H].
     """
     state.mul_(decay[0].exp()[:, None, None])
     known = torch.bmm(k[0].unsqueeze(1), state)  # [H, 1, Dv]
@@ -182,7 +188,7 @@ def recurrent_reference(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """Do the same as `chunked_scan` token by token, for tests."""
+    """Return the same as `chunked_scan`, computed token by token. For tests."""
     at = [slice(t, t + 1) for t in range(len(q))]
     parts = [recurrent_step(q[t], k[t], v[t], decay[t], beta[t], state) for t in at]
     return torch.cat(parts)
@@ -196,13 +202,15 @@ def chunked_scan(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:  # [L, H, Dv]
-    """Apply the rule to one sequence: q, k [L, H, Dk], v [L, H, Dv], decay, beta [L, H].
+    """Return the outputs for one sequence of L tokens, and update the state [H, Dk, Dv].
 
-    Updates state [H, Dk, Dv].
+    Within a chunk, the corrections u of the tokens solve `(I + A) u = beta (v - decayed S'k)`,
+    where A contains products of each key with earlier keys. A chunk therefore takes a few matmuls
+    (the WY form of section 3.2 in the paper above).
 
-    Within a chunk, the tokens' corrections u solve `(I + A) u = beta (v - decayed S'k)`, where A
-    contains products of each key with earlier keys. A chunk therefore takes a few matmuls (the WY
-    form of section 3.2 in the paper above).
+    q, k: [L, H, Dk].
+    v: [L, H, Dv].
+    decay, beta: [L, H].
     """
     length, size = len(q), min(CHUNK, len(q))
     q, k, v, decay, beta = _chunks((q, k, v, decay, beta), size)  # [H, N, C, ...]
@@ -229,7 +237,9 @@ def chunked_scan(
 
 
 def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """Split [L, H, ...] into [H, N, size, ...], padded with 0, which does not change states."""
+    """Split [L, H, ...] into chunks [H, N, size, ...], padded with 0, which does not change
+    states.
+    """
     rest = -len(tensors[0]) % size
     found = []
     for x in tensors:

@@ -1,4 +1,4 @@
-"""An MoE layer's experts stacked in one tensor, and their MLPs, in plain PyTorch. A GPU backend
+"""The MLPs of an MoE layer whose experts are stacked in one tensor, in plain PyTorch. A GPU backend
 computes the same in one kernel.
 
 `moe.py` decides which experts each row is routed to.
@@ -23,11 +23,14 @@ def stacked_mlp(
     before: int = 0,
     act: Activation = "silu",
 ) -> torch.Tensor:
-    """Sum `share * down(act(gate) * up)` over the experts of each row of x [T, H] -> [T, H].
+    """Return the sum of `share * down(act(gate) * up)` over the experts of each row of x [T, H].
 
-    experts: int64 [T, K], distinct within a row. shares: [T, K]. up: [E, 2 I, H], the gate's
-    outputs first. down: [E, H, I]. These E experts start at index `before`; experts outside this
-    range contribute 0.
+    The E experts start at index `before`. Experts outside this range contribute 0.
+
+    experts: the indices of each row's experts, int64 [T, K], distinct within a row.
+    shares: the routing weights, [T, K].
+    up: [E, 2 I, H], with the outputs of the gate first.
+    down: [E, H, I].
     """
     each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])
     for number in range(count_of(up)):

@@ -1,5 +1,5 @@
-"""FP8 (e4m3: four exponent bits, three mantissa bits): conversion, and matmuls with FP8 matrices,
-in plain PyTorch.
+"""Conversion to FP8, and matmuls with FP8 matrices, in plain PyTorch. The format is e4m3: four
+exponent bits and three mantissa bits.
 
 Small batches are not quantized: their cost is mostly reading the weights, which GPU kernels read in
 8 bits. Large batches are quantized, with separate scales per row, on devices with FP8 matmuls
@@ -33,7 +33,7 @@ ROWS_UNIT = 4
 
 
 def to_fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
-    """Return `x / scale`, rounded to nearest."""
+    """Return `x / scale` in FP8, rounded to nearest."""
     wide = x.float()
     return wide.div(scale).clamp_(-LARGEST, LARGEST).to(FP8)
 
@@ -45,7 +45,7 @@ def padded_rows(count: int) -> int:
 def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
     """Quantize x [T, in] to FP8, with a scale for each group of `group` inputs in each row.
 
-    The scale maps a group's largest absolute value to FP8's largest.
+    The scale maps the largest absolute value of a group to the largest FP8 value.
     """
     parts = x.float().unflatten(1, (-1, group))
     scales = parts.abs().amax(2).clamp_(min=MIN_AMOUNT) / LARGEST
@@ -58,7 +58,8 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
 def prepare(matrix: Fp8Matrix, dtype: torch.dtype) -> Fp8Matrix:
     """Return the matrix prepared for rows of this dtype.
 
-    It is `scaled` if PyTorch supports 8-bit matmuls with it. To find out, one is executed.
+    It is `scaled` if PyTorch supports 8-bit matmuls with it, which this function finds out by
+    executing one.
     """
     place = matrix.values.device
     if not device.multiplies_fp8(place, dtype):
@@ -86,9 +87,9 @@ def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
 
 
 def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
-    """Return block scales [groups, out / 128] for cuBLAS, from scales [out, groups].
+    """Return block scales [groups, out / 128] for cuBLAS, from scales [out, groups], or None.
 
-    Groups are padded to a multiple of 4, and a block's scales are contiguous. Returns `None` if
+    Groups are padded to a multiple of 4, and the scales of a block are contiguous. Returns None if
     the outputs in a block have different scales.
     """
     if scales.shape[0] % BLOCK:

@@ -25,10 +25,10 @@ def block_of(inputs: int) -> int:
 
 
 def transform(x: torch.Tensor) -> torch.Tensor:
-    """Return float32 [T, inputs], padded to complete blocks and transformed.
+    """Return x, padded to complete blocks and transformed, in float32 [T, inputs].
 
     Transforming twice multiplies values by the block size (`block_of`). The order of operations
-    makes the result bit-identical to the x86 kernel's.
+    makes the result bit-identical to that of the x86 kernel.
     """
     wide = F.pad(x.float(), (0, -x.shape[1] % MIN_BLOCK))
     shape, block, step = wide.shape, block_of(wide.shape[1]), 1
@@ -40,5 +40,5 @@ def transform(x: torch.Tensor) -> torch.Tensor:
 
 
 def transform_back(x: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Invert `transform`, up to a factor of the block size, and remove the padding."""
+    """Undo `transform`, except for a factor of the block size, and remove the padding."""
     return transform(x)[:, :inputs]

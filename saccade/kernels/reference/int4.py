@@ -1,5 +1,5 @@
 """4-bit matrices (AWQ, GPTQ, compressed-tensors' pack-quantized): packing, and matmuls in plain
-PyTorch. Backends' kernels read the packed format.
+PyTorch. The kernels of backends read the packed format.
 
 `plugins/quantized/packed.py` reads the formats of checkpoints.
 """
@@ -41,7 +41,10 @@ def pack_int4(
     """Pack 4-bit numbers into a matrix, on the device of `numbers`.
 
     numbers: uint8 [out, in], 0 to 15, in an order in which each `group` adjacent inputs share a
-    scale. scales: [out, groups]. zeros: [out, groups] or `None`. order: as in Int4Matrix.
+        scale.
+    scales: [out, groups].
+    zeros: [out, groups], or None.
+    order: as in `Int4Matrix`.
     """
     outputs, inputs = numbers.shape
     chunks = -(-inputs // CHUNK)
@@ -62,7 +65,7 @@ def pack_int4(
 
 
 def numbers_of(matrix: Int4Matrix) -> torch.Tensor:
-    """Invert `pack_int4`: return its numbers, uint8 [out, in]."""
+    """Return the numbers from which `pack_int4` made the matrix, uint8 [out, in]."""
     outputs, words = matrix.words.shape
     halves = matrix.words.view(torch.uint8).view(outputs, words // 16, 16, 2, 2)
     halves = halves.permute(0, 1, 4, 2, 3)  # [out, chunks, p // 2, j, neighbor]
@@ -87,10 +90,11 @@ def dense(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
-    """Quantize `weight` [out, in] in groups of `group` inputs, each from its minimum to maximum.
+    """Quantize `weight` [out, in] in groups of `group` inputs, each from its minimum to its
+    maximum.
 
-    For CPUs: zero points are float32, so that minimum and maximum are represented exactly, and
-    blocks of GGUF's Q4_1 are not changed.
+    This is for CPUs. Zero points are float32, so that minimum and maximum are represented exactly,
+    and blocks of GGUF's Q4_1 are not changed.
     """
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
@@ -122,7 +126,7 @@ def steps_from(least: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def prepack_int4(matrix: Int4Matrix) -> Matrix:
-    """Return the matrix unchanged."""
+    """Return the matrix unchanged, because PyTorch needs no packing."""
     return matrix
 
 

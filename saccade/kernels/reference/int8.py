@@ -27,7 +27,9 @@ BLOCK_VALUES = 1 << 17
 
 
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
-    """Transform and quantize `weight` [out, in] by each output's largest value."""
+    """Transform and quantize `weight` [out, in], with a scale from the largest value of each
+    output.
+    """
     outputs, inputs = weight.shape
     whole = -(-inputs // MIN_BLOCK) * MIN_BLOCK
     values = torch.empty(outputs, whole, dtype=torch.int8)
@@ -41,20 +43,20 @@ def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
 
 
 def restore_matrix(matrix: Int8Matrix, inputs: int) -> torch.Tensor:
-    """Dequantize a matrix that is not packed to float32 [out, in]."""
+    """Return a matrix that is not packed, dequantized to float32 [out, in]."""
     whole = matrix.values.float().mul_(matrix.scales.unsqueeze(1))
     return transform_back(whole, inputs) if matrix.transformed else whole
 
 
 def prepack_int8(matrix: Int8Matrix) -> Matrix:
-    """Return `matrix` packed for `int8_linear`, which alone can read it."""
+    """Return `matrix` packed for `int8_linear`. Other functions cannot read it."""
     return replace(matrix, values=torch.ops.onednn.qlinear_prepack(matrix.values, None))
 
 
 def quantise_rows(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize rows to uint8 [T, in] with zero point `ZERO`, and float32 scales [T, 1].
 
-    transformed: apply the Hadamard transform first, which pads rows to complete blocks.
+    transformed: True to apply the Hadamard transform first, which pads rows to complete blocks.
     """
     count = max(1, BLOCK_VALUES // max(1, x.shape[1]))
     if x.shape[0] <= count:
@@ -80,7 +82,7 @@ def int8_linear(
 ) -> torch.Tensor:
     """Return `x @ matrix.T + bias` [T, out], for x [T, in] and a matrix from `prepack_int8`.
 
-    dtype: the dtype of the result; `None`: x's.
+    dtype: the dtype of the result, or None for x's dtype.
     """
     rows, scales = quantise_rows(x, matrix.transformed)
     products: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
@@ -104,7 +106,7 @@ def int8_linear(
 def int8_linear_reference(
     x: torch.Tensor, matrix: Int8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do the same as `int8_linear` with a matrix that is not packed. For tests."""
+    """Return the same as `int8_linear`, for a matrix that is not packed. For tests."""
     rows, scales = quantise_rows(x, matrix.transformed)
     sums = (rows.long() - ZERO) @ matrix.values.long().t()
     return _scale(sums.float() * matrix.scales, scales, bias, x.dtype)

@@ -18,7 +18,10 @@ from saccade.kernels.reference.rotary import Rotation, rotate_
 
 
 class QKNorm(NamedTuple):
-    """RMS norm for queries and keys: weights [Hq + Hkv, D], first of query heads, then of keys."""
+    """The RMS norm of queries and keys.
+
+    weight: [Hq + Hkv, D], with query heads first.
+    """
 
     weight: torch.Tensor
     eps: float
@@ -32,10 +35,11 @@ def rope_and_cache(
     cache: PagedCache,
     out_slots: torch.Tensor,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Normalize and rotate queries and keys, and write keys and values to the cache.
+    """Normalize and rotate queries and keys, write keys and values to the cache, and return the
+    queries.
 
-    qkv [T, Hq + 2 Hkv, D]: heads of queries, keys and values; may be modified. out_slots [T]: KV
-    slots in the cache, which converts to its dtype. Returns the queries.
+    qkv: heads of queries, keys and values, [T, Hq + 2 Hkv, D]. They may be modified.
+    out_slots: [T], the KV slots in the cache, which converts to its dtype.
     """
     rotated = qkv.shape[1] - kv_heads
     heads = rotated - kv_heads
@@ -49,7 +53,7 @@ def rope_and_cache(
 
 
 def put_rows(kept: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, scale: float) -> None:
-    """Set `kept[places] = rows` in `kept`'s dtype. For FP8, values are divided by `scale`."""
+    """Set `kept[places] = rows` in the dtype of `kept`. For FP8, values are divided by `scale`."""
     if kept.dtype == FP8:
         from saccade.kernels.reference.fp8 import to_fp8
 
@@ -75,7 +79,9 @@ def add_layer_norm(
 
 
 def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """Return `act(gate) * up` [T, I] from gate_up [T, 2 I]. The gate's values are first."""
+    """Return `act(gate) * up` [T, I] from gate_up [T, 2 I], in which the gate's values are
+    first.
+    """
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right
 

@@ -43,12 +43,14 @@ FUSED: dict[Activation, tuple[str, str]] = {
 
 
 def missing(values: int, device: torch.device) -> int:
-    """Return the number of zeros needed to pad a slice with this many values on the device."""
+    """Return how many zeros a slice with this many values must be padded with on the device."""
     return -values % UNIT if device.type in PADDED else 0
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Return `weight` [out, in] in the fastest format for `dense_linear`, which may be opaque."""
+    """Return `weight` [out, in] in the fastest format for `dense_linear`, which PyTorch may not be
+    able to read otherwise.
+    """
     if not _packs(weight):
         return weight
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
@@ -58,7 +60,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def prepack_dense(matrix: DenseMatrix) -> Matrix:
-    """Return the matrix with packed values."""
+    """Return the matrix with its values packed by `pack`."""
     return DenseMatrix(pack(matrix.values))
 
 

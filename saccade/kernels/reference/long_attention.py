@@ -1,5 +1,5 @@
-"""Attention with many queries on CPUs with bfloat16 matmuls but without AMX, computed for a block
-of queries at a time by oneDNN's matmuls.
+"""Attention with many queries on CPUs with bfloat16 matmuls but without AMX. oneDNN's matmuls
+compute a block of queries at a time.
 
 On such CPUs PyTorch's attention repacks its operands for each small tile, and takes 1.7 to 2.8
 times as long (decision 006). As in PyTorch, scores and softmax are in float32: matmuls of 16-bit
@@ -30,7 +30,9 @@ BLOCK_QUERIES = (32, 256)
 def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
     """Return True if `attend` is faster on this CPU than PyTorch's attention.
 
-    q: a tensor with the queries' dtype and device. queries: those that share a key head.
+    q: a tensor with the dtype and device of the queries.
+    queries: the number of queries that share a key head.
+    keys: the number of keys.
     """
     return (
         q.dtype == torch.bfloat16
@@ -43,7 +45,7 @@ def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """A `Softmax` in PyTorch."""
+    """Return the softmax of scores, as bfloat16. The scores are overwritten."""
     return torch.softmax(scores, -1, out=scores).bfloat16()
 
 
@@ -56,10 +58,10 @@ def attend(
     causal: bool,
     softmax: Softmax = softmax,
 ) -> torch.Tensor:  # [L, Hq, D]
-    """Attend with q [L, Hq, D] to k, v [Hkv, K, D].
+    """Return the attention of q [L, Hq, D] to k, v [Hkv, K, D].
 
-    causal: the queries belong to the last L of K tokens, and attend to keys up to their own;
-    otherwise, all attend to all keys.
+    causal: True if the queries belong to the last L of K tokens, and attend to keys up to their
+        own. Otherwise, all attend to all keys.
     """
     length, heads, dim = q.shape
     kv_heads, keys, _ = k.shape
@@ -87,7 +89,7 @@ def attend(
 
 @contextmanager
 def _bfloat16_matmuls() -> Iterator[None]:
-    """Run float32 matmuls with operands rounded to bfloat16.
+    """Round the operands of float32 matmuls to bfloat16 until the context exits.
 
     Except for the scaled queries, the operands are 16-bit values already. This is a setting of the
     process, in which only one thread runs matmuls.

@@ -1,8 +1,8 @@
-"""LoRA adapters' additions to a matmul: `scale * (x @ A.T) @ B.T` for the rows x of an adapter. A
-batch may contain rows of several adapters; a row has at most one.
+"""Adds LoRA adapters' results to a matmul: `scale * (x @ A.T) @ B.T` for the rows x of an adapter.
 
-Small integers (`place`) identify the adapters. `PackedPairs` is the layout for kernels that compute
-all adapters at once.
+A batch may contain rows of more than one adapter, but a row has at most one. Small integers
+(`place`) identify the adapters. `PackedPairs` is the layout for kernels that compute all adapters
+at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Groups(NamedTuple):
 
 
 class Present:
-    """The rows of each adapter in a forward pass."""
+    """Which rows use which adapter in a forward pass."""
 
     __slots__ = ("_groups", "each")
 
@@ -39,7 +39,10 @@ class Present:
         self._groups: dict[int, Groups] = {}
 
     def groups(self, rows: int, device: torch.device) -> Groups:
-        """Return the groups for a matmul with this many rows. They are computed once per pass."""
+        """Return the rows grouped by adapter, for a matmul with this many rows.
+
+        The result is cached for the pass.
+        """
         if rows not in self._groups:
             found: list[torch.Tensor] = []
             groups: list[tuple[int, int, int]] = []
@@ -58,7 +61,10 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One adapter's matrices for one matmul. ups: (outputs, ranks, B [o, r]) for each part."""
+    """The matrices of one adapter for one matmul.
+
+    ups: (outputs, ranks, B [o, r]) for each part.
+    """
 
     down: torch.Tensor  # [R, in]
     ups: tuple[tuple[slice, slice, torch.Tensor], ...]
@@ -69,7 +75,7 @@ class Pair:
 
 
 class PackedPairs(NamedTuple):
-    """All adapters' matrices in two tensors."""
+    """The matrices of all adapters for one matmul, in two tensors."""
 
     downs: torch.Tensor  # [all ranks, in]
     ups: torch.Tensor  # each `up` transposed, its rows padded to a multiple of `ALIGNED` values
@@ -82,7 +88,10 @@ class PackedPairs(NamedTuple):
 
 
 class Additions:
-    """All adapters' additions to one matmul, by place. parts: slices of its outputs."""
+    """The matrices of all adapters for one matmul, by `place`.
+
+    parts: slices of the matmul's outputs.
+    """
 
     __slots__ = ("_packed", "pairs", "parts")
 
@@ -111,7 +120,9 @@ class Additions:
             self._packed = self._pack() if self._packed and self.pairs else None
 
     def packed(self) -> PackedPairs:
-        """Return the packed matrices. After a change, they are repacked and pairs become views."""
+        """Return the packed matrices. After a change, they are packed again, and pairs become views
+        of them.
+        """
         if self._packed is None:
             self._packed = self._pack()
         return self._packed
@@ -155,7 +166,7 @@ class Additions:
 
 
 def add_low_rank(x: torch.Tensor, y: torch.Tensor, additions: Additions, present: Present) -> None:
-    """Add the adapters' additions for rows x [T, in] to the result y [T, out], in place."""
+    """Add the adapters' results for rows x [T, in] to the product y [T, out], in place."""
     for place, rows in present.each:
         if (pair := additions.pairs.get(place)) is None:
             continue

@@ -1,4 +1,4 @@
-"""Masks over logits, so that tokens that a grammar forbids are never sampled."""
+"""Applies masks to logits, so that tokens that a grammar forbids are never sampled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ def mask_logits(
 ) -> torch.Tensor:
     """Set every logit whose bit is 0 to -inf, in place, and return `logits`.
 
-    logits: [R, V] floating point. masks: [M, ceil(V / 32)] int32; token t is bit t % 32 of word
-    t // 32, and bits beyond V are ignored. rows: [M] int64, the distinct rows of `logits` that the
-    masks are for; `None`: all rows in order.
+    logits: [R, V] floating point.
+    masks: [M, ceil(V / 32)] int32. Token t is bit t % 32 of word t // 32, and bits beyond V are
+        ignored.
+    rows: [M] int64, the distinct rows of `logits` that the masks are for, or None for all rows in
+        order.
     """
     _check_words(logits, masks)
     vocab = logits.shape[-1]
@@ -32,7 +34,7 @@ def mask_logits(
 def mask_logits_there(
     logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do the same as `mask_logits` on any device, without waiting for it."""
+    """Do the same as `mask_logits` on any device, without waiting for the device."""
     _check_words(logits, masks)
     if not len(masks):
         return logits
@@ -55,7 +57,7 @@ def _check_words(logits: torch.Tensor, masks: torch.Tensor) -> None:
 def mask_logits_reference(
     logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do the same as `mask_logits`, with a shift per bit. For tests."""
+    """Do the same as `mask_logits` with a shift per bit. For tests."""
     rows = torch.arange(len(masks), device=logits.device) if rows is None else rows
     bits = (masks.unsqueeze(-1) >> torch.arange(WORD_BITS, device=masks.device)) & 1  # [M, W, 32]
     allowed = bits.flatten(1)[:, : logits.shape[-1]].bool()

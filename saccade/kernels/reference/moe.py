@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, and the experts' MLPs.
+"""Mixture of experts: routes rows to experts, and computes the experts' MLPs.
 
 Rows are sorted by expert, and each expert with rows takes one matmul over them. Decoding one row
 thus reads only the weights of its experts. `experts.py` does the same without reading the number of
@@ -18,9 +18,10 @@ from saccade.kernels.reference.activation import Activation
 
 
 class Routes(NamedTuple):
-    """The experts of each of T rows, and their weights in the sum.
+    """Which experts each of T rows is sent to, and their weights in the sum.
 
-    experts: [T, K] int64. shares: [T, K] in the rows' dtype.
+    experts: [T, K] int64.
+    shares: [T, K] in the dtype of the rows.
     """
 
     experts: torch.Tensor
@@ -28,7 +29,7 @@ class Routes(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """The assignments of rows to one rank's experts, sorted by expert."""
+    """Which rows go to which of a rank's experts, sorted by expert."""
 
     order: list[int]  # assignments, as row * K + index among the row's experts
     runs: list[tuple[int, int]]  # (expert, number of rows), for experts with rows
@@ -36,7 +37,7 @@ class Sorted(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses of experts' packed matrices, with `width` values each."""
+    """The memory addresses of experts' packed matrices, with `width` values each."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
@@ -44,7 +45,8 @@ class Addresses(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """E experts' separately packed matrices: up [2 I, H] (the gate's outputs first), down [H, I].
+    """The packed matrices of E experts: up [2 I, H] (with the gate's outputs first) and down [H,
+    I].
 
     places: their addresses, for compiled kernels for small batches (`Ops.locate`).
     """
@@ -55,7 +57,7 @@ class Experts(NamedTuple):
 
 
 class StackedExperts(NamedTuple):
-    """All experts in two tensors [E, ...], and the activation of the gate."""
+    """The matrices of all experts in two tensors [E, ...], and the activation of the gate."""
 
     up: Stack
     down: Stack
@@ -63,7 +65,8 @@ class StackedExperts(NamedTuple):
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
-    """Return each row's `top` experts by router logits [T, E]. Their shares sum to 1.
+    """Return the `top` experts of each row according to router logits [T, E]. Their shares sum to
+    1.
 
     This is the routing of transformers' `Qwen3VLMoeTextTopKRouter`.
     """
@@ -73,7 +76,7 @@ def route(logits: torch.Tensor, top: int) -> Routes:
 
 
 def sort_visits(routes: Routes, first: int, count: int) -> Sorted:
-    """Sort the assignments to the `count` experts from index `first`."""
+    """Return which rows go to the `count` experts from index `first`, sorted by expert."""
     # On the host, because sorting a few dozen integers is faster than one tensor operation, and
     # the host needs the numbers of rows anyway.
     numbers = routes.experts.flatten().tolist()
@@ -94,8 +97,13 @@ def expert_mlp(
     product: Callable[[torch.Tensor, Matrix], torch.Tensor],
     gate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return [T, H]: for each row of x [T, H], the sum of its experts' outputs, weighted by
-    `shares` [T, K], the routing weights. Only this rank's experts, those in `visits`, are included.
+    """Return the weighted sum of its experts' outputs for each row of x [T, H].
+
+    Only this rank's experts, those in `visits`, are included.
+
+    shares: the routing weights [T, K].
+    product: multiplies rows by a matrix.
+    gate: returns `act(gate) * up`, given the output of the first matmul.
     """
     order = visits.order
     if not order:

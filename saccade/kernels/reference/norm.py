@@ -12,10 +12,12 @@ chain of ten operations (measured in decision 010).
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
+    """Return `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in x's dtype.
 
-    weight: [D], or [H, D] if x's last two dimensions are heads with separate weights. It has x's
-    dtype, or float32 to round only the final result. Returns x's dtype.
+    It is computed in float32.
+
+    weight: [D], or [H, D] if the last two dimensions of x are heads with separate weights. It has
+        x's dtype, or float32 to round only the final result.
     """
     if weight.dtype != x.dtype:
         return rms_norm(x.float(), weight, eps).to(x.dtype)
@@ -25,7 +27,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `rms_norm` with PyTorch's own function, for any size."""
+    """Return the same as `rms_norm`, computed with PyTorch's own function. Works for any size."""
     if weight.dtype != x.dtype:
         return whole_rms_norm(x.float(), weight, eps).to(x.dtype)
     if weight.dim() == 1:
@@ -36,15 +38,15 @@ def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Compute `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last dimension.
+    """Return `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last dimension.
 
-    Computes in float32 and returns x's dtype.
+    It is computed in float32 and returned in x's dtype.
     """
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def _by_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `x / sqrt(mean(x^2) + eps)` in one PyTorch operation.
+    """Return `x / sqrt(mean(x^2) + eps)`, computed in one PyTorch operation.
 
     This works because (x, -x) has mean 0 and variance mean(x^2).
     """

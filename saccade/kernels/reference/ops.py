@@ -37,7 +37,7 @@ Compile = Callable[[Callable[[], object]], object]
 
 
 class Captured(Protocol):
-    """Work that can be replayed on the same memory, including its `results`."""
+    """Work that was captured, with its `results`. It can be replayed on the same memory."""
 
     @property
     def results(self) -> tuple[torch.Tensor, ...]: ...
@@ -85,10 +85,10 @@ def later(find: Callable[[], Callable[P, R]]) -> staticmethod[P, R]:
 
 
 class Ops:
-    """PyTorch's operations. An instance has no state, so networks can share it.
+    """The operations of a device. This class has PyTorch's operations.
 
-    Other backends derive from this class and override operations with functions of the same
-    signature.
+    An instance has no state, so networks can share it. Other backends derive from this class and
+    override operations with functions of the same signature.
     """
 
     name = "PyTorch's"  # in messages
@@ -109,31 +109,31 @@ class Ops:
 
     @property
     def takes_int4(self) -> bool:
-        """True if matmuls take 4-bit matrices without conversion."""
+        """True if matmuls accept 4-bit matrices without conversion."""
         return False
 
     def compiler(self, _device: torch.device, _ranks: int, /) -> Compile | None:
-        """Return a function that compiles the kernels of some work in parallel.
+        """Return a function that compiles kernels in parallel, or None if kernels are not compiled
+        that way.
 
-        Returns `None` if the kernels are not compiled that way. ranks: the number of ranks on this
-        machine, which compile at the same time.
+        _ranks: the number of ranks on this machine, which compile at the same time.
         """
         return None
 
     def compile_in_background(self) -> Callable[[], None]:
-        """Start to compile missing kernels in another process. Returns a function that stops it."""
+        """Start to compile missing kernels in another process. Return a function that stops it."""
         return lambda: None
 
     def precompile(self, _like: torch.Tensor, /) -> None:
-        """Compile the kernels for long attention on tensors like this one.
+        """Compile the kernels for long attention on tensors with the dtype and device of `_like`.
 
         Otherwise the first long prompt or large image would wait for them.
         """
 
     def record(self, _work: Work, /) -> Captured | None:
-        """Do the work and capture it for replays.
+        """Do the work, and return a capture of it for replays.
 
-        Returns `None` if it cannot be captured. Parts of it may then have been done.
+        Returns None if it cannot be captured. Parts of the work may then have been done.
         """
         return None
 
@@ -181,7 +181,7 @@ class Ops:
     def gated_rms_norm(
         self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Compute `rms_norm(x) * silu(gate)` over the last dimension, in x's dtype.
+        """Return `rms_norm(x) * silu(gate)` over the last dimension, in x's dtype.
 
         The gate is computed in float32.
         """
@@ -190,9 +190,10 @@ class Ops:
     def delta_gates(
         self, both: torch.Tensor, bias: torch.Tensor, rate: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the delta rule's decay (as logarithms) and beta, both [T, H] float32.
+        """Return the decay (as logarithms) and beta of the delta rule, both [T, H] float32.
 
-        both: [T, 2 H], the projections for beta, then for the decay. bias, rate: [H] float32.
+        both: [T, 2 H], the projections for beta, then for the decay.
+        bias, rate: [H] float32.
         """
         betas, steps = both.chunk(2, dim=1)
         decay = self.softplus(steps.float() + bias) * rate
@@ -203,7 +204,8 @@ class Ops:
     ) -> tuple[torch.Tensor, Rows]:
         """Do the same as `add_rms_norm`, but quantize the norm of large batches to 8 bits.
 
-        group: inputs per scale of the next matrix (`Matrix.rows_group`); 0: never quantize.
+        group: the inputs per scale of the next matrix (`Matrix.rows_group`), or 0 to never
+            quantize.
         """
         if not group or len(x) <= MAX_UNQUANTIZED_ROWS:
             return self.add_rms_norm(x, delta, weight, eps)
@@ -216,7 +218,7 @@ class Ops:
         return total, self.quantise_rows(normed, group)
 
     def gate_rows(self, gate_up: torch.Tensor, act: Activation, group: int) -> Rows:
-        """Do the same as `gate`, but quantize like `add_rms_norm_rows`."""
+        """Do the same as `gate`, but quantize the result as `add_rms_norm_rows` does."""
         if not group or len(gate_up) <= MAX_UNQUANTIZED_ROWS:
             return self.gate(gate_up, act)
         return self.gate_many(gate_up, act, group)
@@ -239,13 +241,16 @@ class Ops:
     stacked_mlp = later(lambda: experts.stacked_mlp)
 
     def locate(self, _up: Sequence[Matrix], _down: Sequence[Matrix], /) -> Addresses | None:
-        """Return the packed matrices' addresses for compiled kernels; `None` if there are none."""
+        """Return the addresses of the packed matrices for compiled kernels, or None without such
+        kernels.
+        """
         return None
 
     def expert_mlp(
         self, x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0
     ) -> torch.Tensor:
-        """Sum `share * down(act(gate) * up)` over the experts of each row of x [T, H] -> [T, H].
+        """Return the sum of `share * down(act(gate) * up)` over the experts of each row of x [T,
+        H].
 
         `experts` start at index `first` of all experts. Experts outside them contribute 0.
         """

@@ -14,7 +14,7 @@ from saccade.core.family import AttentionShape
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """How a GPU's programs divide the keys of a step's decoding rows (split-KV)."""
+    """How the programs of a GPU divide the keys of decoding rows among them (split-KV)."""
 
     items: torch.Tensor  # [capacity] int32: splits, in the order in which programs take them
     begins: torch.Tensor  # [singles] int32: the index in `items` of each row's first split
@@ -51,7 +51,7 @@ class PagedRows:
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """One layer's keys and values, [KV slots, KV heads, head dim] each.
+    """The keys and values of one layer, [KV slots, KV heads, head dim] each.
 
     A KV slot is page * page_size + offset in the page. Values of an 8-bit cache are multiplied by
     the scales. For latents, keys and values are the same tensor.
@@ -65,7 +65,7 @@ class PagedCache:
 
 
 def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
-    """Return the shape of causal attention over these cache tensors."""
+    """Return the `AttentionShape` of causal attention over these cache tensors."""
     heads, dim = keys.shape[1:]
     return AttentionShape(heads, dim, latent=values is keys)
 
@@ -79,7 +79,7 @@ def plain_cache(
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """What an attention backend is built for."""
+    """The sizes and dtypes for which an attention backend is created."""
 
     kv_heads: int
     head_dim: int
@@ -98,14 +98,14 @@ class PagedShape:
 
 
 class AttentionBackend(Protocol):
-    """Causal (lower right) attention of packed rows, each to its own sequence.
+    """Computes causal attention (lower right) of packed rows, each to its own sequence.
 
-    The rows' own keys and values are already in the cache. Other features of `PagedCache.shape`
+    The keys and values of these rows are already in the cache. Other features of `PagedCache.shape`
     are only required of backends that declare them (`LanguageAttention.knows`).
     """
 
     def plan(self, rows: PagedRows) -> None:
-        """Prepare for a step's rows. It is called once, before the first layer.
+        """Prepare for a step's rows. Call this once, before the first layer.
 
         Captured graphs include this call.
         """
@@ -117,7 +117,7 @@ class AttentionBackend(Protocol):
 
 
 class ReferenceAttention:
-    """Attention row by row in float32. Tests compare other backends with it.
+    """Computes attention row by row in float32. Tests compare other backends with it.
 
     It only runs on a CPU, because the host reads the rows' offsets.
     """
@@ -137,9 +137,10 @@ class ReferenceAttention:
 def paged_attention_reference(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
 ) -> torch.Tensor:
-    """Attend causally with q [T, Hq, D], row by row, in float32 (float64 if `q` is).
+    """Return the causal attention of q [T, Hq, D], row by row, in float32 (float64 if `q` is).
 
-    A layer's window limits the keys of a token, and `rows.sees` extends them beyond its own.
+    The window of a layer limits the keys of a token. `rows.sees` lets a token attend to keys after
+    its own.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.zeros_like(q)

@@ -21,8 +21,9 @@ def patchify(
 
     In merged order, the merge x merge patches of a token are contiguous, row by row.
 
-    image: a still image, uint8 [H, W, 3], which is repeated for all frames of a patch; or a video's
-    frames, uint8 [frames, H, W, 3]. mean, std: [3] float32, for pixel values from 0 to 255.
+    image: a still image, uint8 [H, W, 3], which is repeated for all frames of a patch, or the
+        frames of a video, uint8 [frames, H, W, 3].
+    mean, std: [3] float32, for pixel values from 0 to 255.
     """
     stack = image if image.dim() == 4 else image[None]
     channels = image.shape[-1]
@@ -36,19 +37,20 @@ def patchify(
 def centre_patches(
     frames: torch.Tensor, patch: int, merge: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return each patch's bytes minus 128, which any float dtype represents exactly.
+    """Return the bytes of each patch minus 128, which any float dtype represents exactly.
 
-    frames: uint8 [F, H, W, 3]. Returns [N, F * 3 * patch * patch] in merged order, frame by frame
-    within a patch.
+    The result is [N, F * 3 * patch * patch] in merged order, frame by frame within a patch.
+
+    frames: uint8 [F, H, W, 3].
     """
     cut = [cut_patches(frame, patch, merge) for frame in frames]
     return (cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)).to(dtype).sub_(128)
 
 
 def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """Return the bytes of each patch of an image, uint8 [H, W, 3], in merged order.
+    """Return the bytes of each patch of an image, [N, 3 * patch * patch] in merged order.
 
-    Returns [N, 3 * patch * patch].
+    image: uint8 [H, W, 3].
     """
     height, width, channels = image.shape
     cut = image.view(

@@ -19,9 +19,11 @@ CPU_VALUES = 1 << 17
 class Rotation:
     """The rotation of the first R values of each token's heads.
 
-    cos, sin: tables [P, R] float32 from `rotary_tables`. Without `index`, row t belongs to token t.
-    With `index` [A, T], token t uses row index[a, t], where a is axis[j] for the j-th of its R / 2
-    angles, or 0 without `axis`. Several position axes (mRoPE) can thus share one table.
+    Without `index`, row t of the tables belongs to token t. With `index` [A, T], token t uses row
+    index[a, t], where a is axis[j] for the j-th of its R / 2 angles, or 0 without `axis`. Position
+    axes (mRoPE) can thus share one table.
+
+    cos, sin: tables [P, R] float32 from `rotary_tables`.
     """
 
     cos: torch.Tensor  # [P, R] float32
@@ -31,7 +33,7 @@ class Rotation:
     pairs: Pairs = "halves"
 
     def ready(self) -> Rotation:
-        """Return the same rotation with the table rows of all tokens looked up."""
+        """Return the same rotation without `index`, with the table rows of all tokens looked up."""
         if self.index is None:
             return self
         if self.axis is None:
@@ -43,7 +45,7 @@ class Rotation:
         return replace(self, cos=cos, sin=sin, index=None, axis=None)
 
     def part(self, rows: slice) -> Rotation:
-        """Return the rotation of some tokens."""
+        """Return the rotation of the tokens `rows`."""
         if self.index is None:
             return replace(self, cos=self.cos[rows], sin=self.sin[rows])
         return replace(self, index=self.index[:, rows])
@@ -79,7 +81,9 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
 def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
     """Rotate heads [T, H, D] in place. Only their last dimension must be contiguous.
 
-    x: queries and keys, possibly a view of a larger tensor. Computes in float32 and rounds once.
+    This computes in float32 and rounds once.
+
+    x: queries and keys, possibly a view of a larger tensor.
     """
     rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"

@@ -1,4 +1,4 @@
-"""Sampling: one token from each row of logits, by a few parameters and a uniform random number.
+"""Samples one token from each row of logits, using a few parameters and a uniform random number.
 
 `core.types.SamplingParams.columns` are the parameters. The random number selects a token by the
 row's cumulative distribution, in which the most likely token is first.
@@ -43,7 +43,7 @@ SampleRow = Callable[[torch.Tensor, Columns, float], int | None]
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """The allowed tokens of some rows."""
+    """Masks of allowed tokens, and the rows that they are for."""
 
     masks: torch.Tensor  # int32 [M, ceil(V / 32)], a bit per allowed token, at least one
     rows: Sequence[int]  # [M]
@@ -51,7 +51,7 @@ class RowMasks:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of D rows."""
+    """The sampling parameters of D rows."""
 
     columns: Sequence[Columns]  # by row, on the host
     table: torch.Tensor  # float32 [slots, COLUMNS]: the same on the device, for all slots
@@ -66,7 +66,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def sample_with(sample_row: SampleRow, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Do the same as `sample`, using `sample_row` for each row of a small batch."""
+    """Do the same as `sample`, using another implementation of `sample_row` for small batches."""
     if rows.masks is not None:
         from saccade.kernels.reference.mask import mask_logits
 
@@ -107,7 +107,7 @@ def _sample_row_by_row(
 
 
 def _sample_batch(logits: torch.Tensor, rows: SamplingRows, sampled: Sequence[int]) -> torch.Tensor:
-    """Sample tokens [D] for the `sampled` rows, all with a factor above 0.
+    """Return tokens for the `sampled` rows, all with a factor above 0.
 
     The number of top tokens examined for a row depends only on the row's own parameters.
     """
@@ -138,7 +138,7 @@ def _sample_batch(logits: torch.Tensor, rows: SamplingRows, sampled: Sequence[in
 
 
 def _count_best(limit: int, vocab: int) -> int:
-    """Return how many top tokens to examine first, for top-k `limit`."""
+    """Return how many top tokens to examine first, if top-k is `limit`."""
     if limit == vocab:
         return min(NUCLEUS_TOKENS, vocab)
     return next((size for size in (SMALL_LIMIT, NUCLEUS_TOKENS) if limit <= size < vocab), vocab)
@@ -151,11 +151,13 @@ def sample_among(
     columns: torch.Tensor,
     points: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample a token [D] for each row of `scaled` [D, V] from its `size` top tokens.
+    """Return a token [D] for each row of `scaled` [D, V], sampled from its `size` top tokens.
 
-    It also returns [D] whether these include all candidates. Otherwise the token is meaningless.
+    Also returns whether these include all candidates, [D] bool. Otherwise the token is meaningless.
 
-    limits [D]: LIMIT, at most V. columns: float32 [D, COLUMNS]. points [D]: uniform numbers.
+    limits: [D], the top-k limit, at most V.
+    columns: the sampling parameters, float32 [D, COLUMNS].
+    points: [D], uniform random numbers.
     """
     vocab = scaled.shape[1]
     _, _, share, floor = columns.split(1, dim=1)
@@ -195,11 +197,11 @@ def renormalise(probs: torch.Tensor) -> torch.Tensor:
 
 
 def sample_row(logits: torch.Tensor, columns: Columns, point: float) -> int | None:
-    """Sample from one row's logits [V] in one pass, sorting only its likely tokens. The token is
-    the same as from `sample_among`.
+    """Return a token sampled from one row's logits [V], the same that `sample_among` returns.
 
-    Returns `None` if too many tokens are likely, or if the point is within `ROUNDING` of a bound,
-    so that `sample_among` must decide. FACTOR is above 0.
+    This makes one pass and sorts only the likely tokens. Returns None if too many tokens are
+    likely, or if the point is within `ROUNDING` of a bound, so that `sample_among` must decide.
+    FACTOR must be above 0.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return _sample_one(logits.numpy(), columns, point)
@@ -230,7 +232,7 @@ def _sample_one(logits: npt.NDArray[np.float32], columns: Columns, point: float)
 def _sort(
     scaled: npt.NDArray[np.float32], weights: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.int64] | None:
-    """Return the likely tokens in descending order, or `None` if there are too many."""
+    """Return the likely tokens in descending order, or None if there are too many."""
     if len(scaled) <= MAX_SORTED:
         return np.argsort(-scaled)
     likely = np.flatnonzero(weights >= UNLIKELY)
@@ -240,9 +242,9 @@ def _sort(
 def _range(
     weights: npt.NDArray[np.float32], best: Weights, before: Weights, columns: Columns
 ) -> tuple[int, float, float] | None:
-    """Return the number of candidates, their mass, and the tolerance.
+    """Return the number of candidates, their total probability mass, and its tolerance.
 
-    Returns `None` if rounding could matter, or if candidates are missing from `best`.
+    Returns None if rounding could matter, or if candidates are missing from `best`.
     """
     count, vocab = len(best), len(weights)
     _, limit, share, floor = columns

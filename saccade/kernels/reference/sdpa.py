@@ -1,5 +1,5 @@
-"""The language model's attention on CPUs by PyTorch's scaled dot product attention: one call per
-sequence, except that short decoding sequences share a call.
+"""The language model's attention on CPUs, computed with PyTorch's scaled dot product attention.
+There is one call per sequence, except that short decoding sequences share a call.
 
 Consecutive KV pages are read in place. Others are gathered.
 """
@@ -38,7 +38,7 @@ FEWEST_ABREAST = 4
 
 
 class HostRows(NamedTuple):
-    """A step's rows as read on the host: their offsets, page table rows and numbers of keys."""
+    """A step's rows as the host reads them: their offsets, page table rows and numbers of keys."""
 
     rows: PagedRows
     starts: list[int]
@@ -57,7 +57,7 @@ class HostRows(NamedTuple):
         return place, place + 1 if self.rows.sees is None else self.rows.sees[start:end]
 
     def causally(self) -> HostRows:
-        """Return the same rows for a layer that is causal within images, too."""
+        """Return the same rows for a layer in which image tokens attend causally, too."""
         if self.rows.sees is None:
             return self
         return self._replace(rows=replace(self.rows, sees=None))
@@ -73,7 +73,10 @@ class HostRows(NamedTuple):
         return near and torch.equal(sees, place + 1)
 
     def decoding(self, first: int, most: int | None = None) -> int:
-        """Return the end of the decoding rows that start at `first`. most: their maximum keys."""
+        """Return the end of the consecutive decoding rows that start at `first`.
+
+        most: the maximum number of keys of a row, or None for any number.
+        """
         at, starts, lengths = first, self.starts, self.lengths
         while (
             at < len(lengths)
@@ -85,7 +88,7 @@ class HostRows(NamedTuple):
 
 
 class SdpaAttention:
-    """Implements `kernels.paged.AttentionBackend`."""
+    """Computes attention with PyTorch on a CPU. Implements `reference.paged.AttentionBackend`."""
 
     def __init__(self, shape: PagedShape, softmax: Softmax = softmax) -> None:
         self._shape = shape
@@ -131,9 +134,9 @@ class SdpaAttention:
         return attended if cache.value_scale == 1.0 else attended * cache.value_scale
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Return the end of the rows from `first` on that share a call, and the call.
+        """Return the end of the rows from `first` that share a call, and the call.
 
-        Returns `None` if the first row should have a separate call.
+        Returns None if the first row should have a separate call.
         """
         end = host.decoding(first, self._abreast_keys)
         if end - first < FEWEST_ABREAST:
@@ -171,7 +174,7 @@ class SdpaAttention:
         )
 
     def _reader(self, line: npt.NDArray[np.int32], length: int) -> Read:
-        """Return a reader for the first `length` tokens in the KV pages that `line` starts with."""
+        """Return a function that reads the first `length` tokens of the KV pages in `line`."""
         size = self._shape.page_size
         pages = line[: -(-length // size)]
         first = int(pages[0])
@@ -223,7 +226,9 @@ class SdpaAttention:
     def _slice(
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
     ) -> torch.Tensor:
-        """Return one sequence's keys or values [1, Hkv, K, D], from kv slot `first` on."""
+        """Return the keys or values of one sequence, [1, Hkv, K, D], starting at KV slot
+        `first`.
+        """
         # One call replaces four for slicing and transposing, because this runs twice per layer,
         # sequence and token.
         start = cache.storage_offset() + first * self._strides[2]

@@ -1,4 +1,4 @@
-"""Attention within segments, for vision encoders, in PyTorch."""
+"""Attention within segments, for vision encoders, computed with PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.kernels.reference import long_attention as blockwise
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Segments of rows that attend to each other: rows [bounds[i], bounds[i + 1]).
+    """The segments of rows that attend to each other: rows [bounds[i], bounds[i + 1]).
 
     A segment has at most `longest` rows, and may be empty. Captured graphs read the bounds at each
     replay.
@@ -38,10 +38,11 @@ def sdpa_segments(
     scale: float,
     softmax: blockwise.Softmax = blockwise.softmax,
 ) -> torch.Tensor:
-    """Implement `TowerAttention`. Adjacent segments of equal length share a call, unless they are
-    long.
+    """Return the attention within segments. Implements `TowerAttention`.
 
-    softmax: used if there are many keys.
+    Adjacent segments of equal length share a call, unless they are long.
+
+    softmax: the function to use if there are many keys.
     """
     if len(k) > len(q):
         return _whole(q, k, v, scale, softmax)

@@ -1,5 +1,5 @@
-"""Video files: `read_metadata` reads the number of frames, their size and the frame rate, and
-`decode_frames` decodes some frames to RGB pixels. Runs in image workers only. PyAV is in the extra
+"""Reads video files: `read_metadata` returns the number of frames, their size and the frame rate,
+and `decode_frames` decodes frames to RGB pixels. Runs in image workers only. PyAV is in the extra
 `video`.
 
 A file is read from memory and cannot open other files. Only the containers and codecs listed in
@@ -59,7 +59,10 @@ DEFAULT_RATE = 24.0
 
 
 def read_metadata(data: mmap.mmap, max_pixels: int) -> Probe:
-    """Read a video's metadata. Raises Unreadable."""
+    """Return a video's metadata as a `Probe`. Raises Unreadable.
+
+    max_pixels: the maximum size of a frame.
+    """
     with opened(data) as container:
         stream = _video(container)
         height, width = _size(stream, max_pixels)
@@ -122,10 +125,12 @@ def decode_frames(
     stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
-    """Call `take(index, pixels)` for each of the `wanted` frames, in order. Pixels are uint8 RGB
-    [height, width, 3], not rotated, where `stored` is (height, width).
+    """Call `take(index, pixels)` for each of the `wanted` frames, in order.
 
-    Raises Undecodable if a frame is missing or has another size.
+    Pixels are uint8 RGB [height, width, 3], not rotated. Raises Undecodable if a frame is missing
+    or has another size.
+
+    stored: the (height, width) of the frames.
     """
     left = sorted(set(wanted))
     with opened(data, Undecodable) as container:
@@ -154,8 +159,10 @@ def _decode_requested(
     stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
-    """Decode from the current position, and pass the frames in `left` to `take`, which removes them
-    from `left`. Returns early if seeking to one of `keys` is a shortcut to the next frame.
+    """Decode from the current position, and pass the frames in `left` to `take`.
+
+    These frames are removed from `left`. Returns early if seeking to one of `keys` is a shortcut to
+    the next frame.
     """
     for frame in container.decode(stream):
         number = -1 if frame.pts is None else numbers.get(frame.pts, -1)
@@ -175,7 +182,9 @@ def _decode_requested(
 def opened(
     data: mmap.mmap, error: type[Unreadable | Undecodable] = Unreadable
 ) -> Iterator[InputContainer]:
-    """Open a container. PyAV's exceptions for malformed bytes are raised as `error`."""
+    """Open a container, and close it on exit. Errors about malformed bytes are raised as
+    `error`.
+    """
     options = {
         "format_whitelist": CONTAINERS,
         "codec_whitelist": ",".join(CODECS),
@@ -238,10 +247,9 @@ def _seconds(container: InputContainer, stream: VideoStream) -> float:
 
 
 def _times(container: InputContainer, stream: VideoStream) -> list[tuple[int, bool]]:
-    """Return each frame's timestamp in display order, and whether it is a key frame. It only reads
-    packets and decodes no frame.
+    """Return each frame's timestamp in display order, and True if it is a key frame.
 
-    Raises Unreadable if there are too many packets.
+    This only reads packets and decodes no frame. Raises Unreadable if there are too many packets.
     """
     found: dict[int, bool] = {}
     for number, packet in enumerate(container.demux(stream)):

@@ -83,13 +83,13 @@ def decode_into(
     orientation: int,
     regions: Sequence[Box | None] = (),
 ) -> None:
-    """Decode an image once, and write it to each target's canvas by the target's parameters.
-
-    upright: (height, width) according to the header, after the orientation is applied.
-    regions: the part of the upright image per target, or `None` for the full image; empty if all
-    targets show the full image.
+    """Decode an image once, and write it to the canvas of each target with the target's parameters.
 
     Raises Undecodable if the bytes cannot be decoded, or the decoded image has another size.
+
+    upright: the (height, width) according to the header, after the orientation is applied.
+    regions: for each target, the part of the upright image, or None for the full image. Empty if
+        all targets show the full image.
     """
     canvas, recipe = targets[0]
     as_stored = len(targets) == 1 and recipe.plain and orientation == 1 and not regions
@@ -165,8 +165,9 @@ def _strips_of_array(pixels: Pixels) -> Strips:
 
 
 def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[int, int], Strips]:
-    """Return an image's upright size, and a function that returns upright strips of it. Each strip
-    is cropped from the stored rows or columns before it is rotated.
+    """Return an image's upright size, and a function that returns upright strips of it.
+
+    Each strip is cropped from the stored rows or columns before it is rotated.
     """
     width, height = image.size
     sideways = orientation >= 5
@@ -182,8 +183,9 @@ def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[in
 
 
 def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
-    """Decode a YCbCr or grayscale JPEG to RGB, into `target` if it is not `None`. Returns `None`
-    for all other images and for damaged files, which Pillow then decodes.
+    """Decode a YCbCr or grayscale JPEG to RGB, into `target` if it is not None.
+
+    Returns None for all other images and for damaged files, which Pillow then decodes.
     """
     if bytes(data[:3]) != b"\xff\xd8\xff":
         return None
@@ -217,8 +219,9 @@ def check_scans(data: memoryview) -> None:
 
 
 def _decode_png(data: memoryview) -> Pixels | None:
-    """Decode an 8-bit PNG to RGB or RGBA. Returns `None` for all other images and for damaged
-    files, which Pillow then decodes.
+    """Decode an 8-bit PNG to RGB or RGBA.
+
+    Returns None for all other images and for damaged files, which Pillow then decodes.
     """
     plain = _plain_png(data)
     if plain is None:
@@ -231,11 +234,11 @@ def _decode_png(data: memoryview) -> Pixels | None:
 
 
 def _plain_png(data: memoryview) -> bytes | None:
-    """Return an 8-bit RGB or RGBA image as a PNG file with only its header and pixels. Returns
-    `None` if it has another format, or is interlaced, animated or damaged.
+    """Return an 8-bit RGB or RGBA image as a PNG file with only its header and pixels.
 
-    Other chunks are removed because libspng has had bugs with some. Checksums are verified because
-    libspng ignores wrong ones.
+    Returns None if it has another format, or is interlaced, animated or damaged. Other chunks are
+    removed because libspng has had bugs with some. Checksums are verified because libspng ignores
+    wrong ones.
     """
     if bytes(data[: len(PNG_SIGNATURE)]) != PNG_SIGNATURE or bytes(data[24:29]) not in PNG_PLAIN:
         return None
@@ -259,7 +262,9 @@ def _plain_png(data: memoryview) -> bytes | None:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Apply EXIF orientation (1 to 8) to [height, width, 3], as `ImageOps.exif_transpose` does."""
+    """Apply an EXIF orientation (1 to 8) to pixels [height, width, 3], as `ImageOps.exif_transpose`
+    does.
+    """
     if orientation >= 5:  # 5 transposes; 6, 7, 8 transpose and then flip
         pixels = pixels.transpose(1, 0, 2)
     if orientation in BACKWARDS:
@@ -271,7 +276,7 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resizing:
-    """A task: resize the part `box` of an upright image into `pixels` [height, width, 3]."""
+    """A resize of the part `box` of an upright image into `pixels` [height, width, 3]."""
 
     pixels: Pixels
     box: Box
@@ -279,7 +284,7 @@ class Resizing:
 
 
 def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strips) -> None:
-    """Write an image to each target's canvas, resized by the target's parameters."""
+    """Write an image to the canvas of each target, resized with the target's parameters."""
     if any(recipe.own for _, recipe in targets):
         strips = _strips_of_array(strips(0, upright[0]))  # compute the full image once
     parts: list[Resizing] = []
@@ -307,8 +312,10 @@ def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strip
 def _draw_in_turn(
     canvas: Pixels, recipe: PreprocessParams, upright: tuple[int, int], strips: Strips
 ) -> None:
-    """Write an image to its canvas in several steps: the family's operation if there is one, then
-    intermediate sizes, then the views.
+    """Write an image to its canvas in more than one step.
+
+    First the family's operation runs, if there is one. Then the image is resized to intermediate
+    sizes, and last to the views.
     """
     if own := recipe.own:
         pixels = np.empty((*own.size, 3), np.uint8) if recipe.views else canvas
@@ -330,8 +337,9 @@ def _draw_own(own: OwnPixels, out: Pixels, pixels: Pixels) -> None:
 
 
 def _place(canvas: Pixels, view: ImageView) -> Pixels:
-    """Return the array to resize a view into: a part of the canvas, or a new array if the view is
-    split into tiles.
+    """Return the array to resize a view into.
+
+    It is a part of the canvas, or a new array if the view is split into tiles.
     """
     (height, width), (top, left) = view.size, view.at
     if view.tiles:
@@ -341,7 +349,7 @@ def _place(canvas: Pixels, view: ImageView) -> Pixels:
 
 def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Strips) -> None:
     """Resize parts of an image, bit-identical to torchvision's antialiased resize of uint8 or to
-    Pillow's resize.
+    Pillow's.
 
     torch resizes each row first, and then the columns of the uint8 result. Rows are independent, so
     working in strips does not change the result. Pillow may resize columns first, so it needs all
@@ -371,7 +379,10 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
 
 
 def _narrow(part: Resizing) -> Pixels:
-    """Return the array for a part's first pass, with the final width and the height of the box."""
+    """Return the array for the first resizing pass of a part.
+
+    It has the final width and the height of the box.
+    """
     height, width, _ = part.pixels.shape
     rows = part.box.bottom - part.box.top
     return part.pixels if height == rows else np.empty((rows, width, 3), np.uint8)

@@ -90,7 +90,7 @@ text.
 
 
 def probe(data: Encoded, max_pixels: int) -> Probe:
-    """Read an image's header.
+    """Return an image's header.
 
     Raises Unreadable if the bytes are not a supported image, are truncated, or specify more than
     `max_pixels`.
@@ -115,7 +115,7 @@ def _read(data: Encoded) -> Probe:
 
 
 def sniff(data: Encoded) -> str | None:
-    """Detect the format by its magic number. Returns `None` if it is unknown."""
+    """Return the format according to the file's first bytes, or None if it is unknown."""
     head = data[:16]
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -215,7 +215,9 @@ def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def _jpeg_header(data: Encoded) -> bytes:
-    """Return only the segments up to the first scan that specify size, mode and orientation."""
+    """Return the JPEG with only the segments that specify size, mode and orientation, up to the
+    first scan.
+    """
     kept = [data[:2]]
     left = MAX_METADATA_BYTES
     for marker, at, end in jpeg_segments(data):
@@ -228,8 +230,10 @@ def _jpeg_header(data: Encoded) -> bytes:
 
 
 def _png_header(data: Encoded) -> bytes:
-    """Return only the chunks that specify size, mode, orientation and frames, followed by an empty
-    image. Such chunks may also follow the pixels.
+    """Return the PNG with only the chunks that specify size, mode, orientation and frames, and an
+    empty image.
+
+    Such chunks may also follow the pixels.
     """
     kept = [PNG_SIGNATURE]
     wanted = PNG_CHUNKS

@@ -1,7 +1,8 @@
-"""Header parsers for TIFF, WebP, JPEG 2000 and ICO. Runs in image workers only.
+"""Parses headers of TIFF, WebP, JPEG 2000 and ICO files. Runs in image workers only.
 
-They replace Pillow, which does more work to open these files: it lists every TIFF strip, allocates
-the WebP canvas, and decodes the icon. Malformed bytes can make a parser raise any exception.
+These parsers replace Pillow, which does more work to open such files: it lists every TIFF strip,
+allocates the WebP canvas, and decodes the icon. Malformed bytes can make a parser raise any
+exception.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ WEBP_NOTE = 1 << 16
 def exif_orientation(image: PIL.Image.Image) -> int:
     """Return the orientation in an image's EXIF or XMP metadata, or 1 if there is none.
 
-    It calls the base class's method, because the method of Pillow's PNG class would decode the
-    image to find metadata after the pixels. `header.py` has already moved these chunks to the
-    front.
+    This calls the method of the base class. The method of Pillow's PNG class would decode the image
+    to find metadata after the pixels. `header.py` has already moved these chunks to the front.
     """
     found = PIL.Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
@@ -103,7 +103,7 @@ def _read_webp(data: Encoded) -> Probe:
 
 
 def _read_jpeg_2000(data: Encoded) -> Probe:
-    """Read the size from the codestream. In a JP2 file, the file header must have the same size."""
+    """Return the size in the codestream. In a JP2 file, the file header must have the same size."""
     if data[:4] == JPEG_2000_CODESTREAM:
         return _read_codestream(data, 0)
     size = None
@@ -143,9 +143,10 @@ def _boxes(data: Encoded, at: int, end: int) -> Iterator[tuple[bytes, int, int]]
 
 
 def _read_icon(data: Encoded) -> Probe:
-    """Read the size of the icon that Pillow decodes: the largest one, and among icons of equal size
-    the one with the lowest color depth. The directory's sizes are limited to 256, so the size is
-    read from the icon itself.
+    """Return the size of the icon that Pillow decodes.
+
+    This is the largest one, and among icons of equal size the one with the lowest color depth. The
+    sizes in the directory are at most 256, so the size is read from the icon itself.
     """
     (count,) = struct.unpack_from("<H", data, 4)
     best: tuple[int, int] | None = None

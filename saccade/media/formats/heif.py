@@ -1,5 +1,5 @@
-"""HEIC, the format of photos from iPhones, which pillow-heif decodes if it is installed (extra
-`heic`).
+"""Detects HEIC, the format of photos from iPhones, which pillow-heif decodes if it is installed
+(extra `heic`).
 
 HEIC, AVIF and MP4 share a container, and `is_heic` distinguishes HEIC from the others. Images are
 decoded in image workers only, where `thread_gate.py` limits the threads that libde265 starts.
@@ -29,7 +29,10 @@ CONTAINERS = {b"mif1", b"msf1"}
 
 
 def is_heic(head: bytes) -> bool:
-    """Return True if a file is a HEIF image with the codec HEVC. `head` is its first 64 bytes."""
+    """Return True if a file is a HEIF image with the codec HEVC.
+
+    head: the first 64 bytes of the file.
+    """
     if head[4:8] != b"ftyp":
         return False
     size = min(int.from_bytes(head[:4], "big"), 64)

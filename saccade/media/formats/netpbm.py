@@ -1,6 +1,8 @@
-"""A decoder for PBM, PGM and PPM images that Pillow would decode in a Python loop: text files, and
-files whose maximum value does not use the full range. The loop takes a second for 0.1 Mpx. The
-pixels are identical to Pillow's. Runs in image workers only.
+"""Decodes PBM, PGM and PPM images that Pillow would decode in a Python loop. Runs in image workers
+only.
+
+These are text files, and files whose maximum value does not use the full range. The loop takes a
+second for 0.1 Mpx. The pixels are identical to Pillow's.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ PART = 1 << 20
 
 
 def is_slow(image: ImageFile.ImageFile) -> bool:
-    """Return True if Pillow would decode this image in Python. Its pixels must not be
-    loaded yet.
+    """Return True if Pillow would decode this image in Python. Its pixels must not be loaded
+    yet.
     """
     return image.format == "PPM" and image.tile[0].codec_name != "raw"
 
 
 def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
-    """Load the pixels of an image for which `is_slow` is true. `data` is the encoded file.
+    """Decode and return an image for which `is_slow` is true. Raises ValueError.
 
-    Raises ValueError.
+    data: the encoded file.
     """
     tile = image.tile[0]
     width, height = image.size
@@ -53,7 +55,9 @@ def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
 
 
 def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
-    """Parse digits 0 and 1, with or without spaces between them. Raises ValueError."""
+    """Return the digits 0 and 1 in `text`, with or without spaces between them. Raises
+    ValueError.
+    """
     digits = COMMENT.sub(b"", bytes(text)).translate(None, SPACES)
     bits = np.frombuffer(digits, np.uint8, count) - ord("0")
     if bits.max(initial=0) > 1:
@@ -64,7 +68,10 @@ def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
 def _read_numbers(
     text: memoryview, count: int, scale: npt.NDArray[np.generic]
 ) -> npt.NDArray[np.generic]:
-    """Parse numbers separated by whitespace, and look up each in `scale`. Raises ValueError."""
+    """Return the values in `scale` at the numbers in `text`, which whitespace separates.
+
+    Raises ValueError.
+    """
     numbers = COMMENT.sub(b"", bytes(text))
     values = np.empty(count, scale.dtype)
     done = at = 0

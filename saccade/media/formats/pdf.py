@@ -1,5 +1,5 @@
-"""PDF files: `read_sizes` reads the pages' sizes, and `read_page` a page's text and pixels. Runs in
-image workers only. PDFium is in the extra `documents`.
+"""Reads PDF files: `read_sizes` returns the sizes of pages, and `read_page` the text and pixels of
+a page. Runs in image workers only. PDFium is in the extra `documents`.
 
 PDFium is called through its C interface with the file in memory. The build has no JavaScript and no
 XFA. It uses only its built-in fonts and those in the file, gets no password, and does not run the
@@ -49,7 +49,7 @@ def library() -> Any:
 
 @contextmanager
 def opened(data: mmap.mmap) -> Iterator[Any]:
-    """Open a document. Raises Unreadable if PDFium cannot."""
+    """Open a document, and close it on exit. Raises Unreadable if PDFium cannot open it."""
     pdf = library()
     # ctypes cannot take the address of a read-only mapping, but NumPy can.
     view = np.frombuffer(data, np.uint8)
@@ -70,7 +70,7 @@ def _unreadable(why: int) -> Unreadable:
 
 
 def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
-    """Read the sizes of all pages.
+    """Return the sizes of all pages.
 
     Raises Unreadable for a file without pages, or with more than `most_pages`.
     """
@@ -96,10 +96,11 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
 def read_page(
     data: mmap.mmap, index: int, drawing: PageDrawing | None, text: bool
 ) -> tuple[str, bytes]:
-    """Return a page's text, or "" unless `text` is true, and its image as a PNG, or b"" if
-    `drawing` is `None`.
+    """Return the text of a page, and its image as a PNG. Raises Unreadable.
 
-    Raises Unreadable.
+    index: the index of the page, from 0.
+    drawing: how to render the image. If None, the image is b"".
+    text: if False, the text is "".
     """
     pdf = library()
     with opened(data) as document, _form(document) as form:
@@ -117,9 +118,7 @@ def read_page(
 
 @contextmanager
 def _form(document: Any) -> Iterator[Any]:
-    """Yield PDFium's form handle, with which field values are rendered, or `None` without a
-    form.
-    """
+    """Yield PDFium's form handle, with which field values are rendered, or None without a form."""
     pdf = library()
     if pdf.FPDF_GetFormType(document) == pdf.FORMTYPE_NONE:
         yield None
@@ -155,8 +154,10 @@ def _text(page: Any, index: int) -> str:
 
 
 def _draw(page: Any, form: Any, drawing: PageDrawing) -> bytes:
-    """Render a page as a PNG. A region is cropped from the full page, because PDFium's pixels
-    differ if only the region is rendered.
+    """Return a page, rendered as a PNG.
+
+    A region is cropped from the full page, because PDFium's pixels differ if only the region is
+    rendered.
     """
     pdf = library()
     height, width = drawing.size

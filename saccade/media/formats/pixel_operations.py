@@ -1,9 +1,8 @@
-"""The operations on pixels that preprocessing parameters refer to by name: the functions that
-resize, and the operations of model families.
+"""The operations on pixels that preprocessing parameters refer to by name.
 
-`RESAMPLERS` has the functions that resize. A family's operation is a module with `warm_up` and
-`draw`, which its `Family` names. Only image workers import that module, and only if the
-preprocessing parameters refer to it.
+These are the functions in `RESAMPLERS`, which resize, and the operations of model families. A
+family's operation is a module with `warm_up` and `draw`, which its `Family` names. Only image
+workers import that module, and only if the preprocessing parameters refer to it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Resampler:
-    """A method of resizing."""
+    """A function that resizes, and whether it can work in strips."""
 
     # `resize(target, pixels)` resizes `pixels` to the size of `target`, both [height, width, 3].
     resize: Callable[[Pixels, Pixels], None]
@@ -89,8 +88,9 @@ class OwnModule(Protocol):
     """The interface of a model family's module with a preprocessing operation."""
 
     def warm_up(self, argument: str, /) -> None:
-        """Load everything that `draw` needs. It is called before workers are forked, because these
-        cannot open files.
+        """Load everything that `draw` needs.
+
+        Call this before workers are forked, because they cannot open files.
         """
         ...
 
@@ -104,7 +104,7 @@ class OwnModule(Protocol):
 
 
 def own_module(own: OwnPixels) -> OwnModule:
-    """Import the module of a family's operation. Raises ImportError if it is missing."""
+    """Import and return the module of a family's operation. Raises ImportError if it is missing."""
     from saccade.families.registry import find_family  # imported here: most families need none
 
     family = find_family(own.family)

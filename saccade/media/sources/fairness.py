@@ -1,7 +1,8 @@
-"""Fair queues for fetches and for image workers: between clients, and between the requests of one
-client. No client and no request can use all the capacity while others wait.
+"""Fair queues for fetches and for image workers, so that no client and no request uses all the
+capacity while others wait.
 
-Everything runs on one event loop, without locks.
+They are fair between clients, and between the requests of one client. Everything runs on one event
+loop, without locks.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from saccade.core.errors import Overloaded
 
 
 class MemoryBudget(Protocol):
-    """Limits the bytes that a request makes the server hold in memory."""
+    """Limits how many bytes of a request the server holds in memory."""
 
     def reserve(self, nbytes: int) -> None:
         """Reserve `nbytes` before they arrive, or release them if negative.
 
-        Raises Overloaded if the budget is currently used up, TooLarge if the bytes exceed the
+        Raises Overloaded if the budget is currently used up, and TooLarge if the bytes exceed the
         entire budget.
         """
         ...
@@ -33,8 +34,9 @@ class MemoryBudget(Protocol):
         ...
 
     def sent(self, tenant: str, name: str) -> bytes | None:
-        """Return bytes that the tenant has sent before, by the name of their digest, if they are
-        still stored.
+        """Return bytes that the tenant has sent before, or None if they are no longer stored.
+
+        name: the digest of the bytes, as in `Digest.name`.
         """
         ...
 
@@ -58,7 +60,7 @@ _requests = itertools.count()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requester:
-    """Identifies a request in the fair queues."""
+    """Identifies a request and its client in the fair queues."""
 
     client: str = ""  # the unit of fairness
     owner: str = ""  # whose uploaded files the request may read
@@ -74,8 +76,9 @@ class Requester:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A queue entry that waits for a permit, on behalf of one or several requesters. `turn` is set
-    to the requester for which the permit counts.
+    """A queue entry that waits for a permit, on behalf of one or more requesters.
+
+    `turn` is set to the requester for which the permit counts.
     """
 
     turn: asyncio.Future[Requester] = field(
@@ -84,11 +87,11 @@ class Ticket:
 
 
 class FairPermits:
-    """A semaphore with `places` permits. One client can hold at most `per_client` of them, and one
-    request at most `per_request`.
+    """A semaphore with `places` permits.
 
-    A free permit goes to the client that holds the fewest, and among its requests to the request
-    that holds the fewest. Ties are FIFO.
+    One client can hold at most `per_client` of them, and one request at most `per_request`. A free
+    permit goes to the client that holds the fewest, and among its requests to the request that
+    holds the fewest. Ties are FIFO.
     """
 
     def __init__(self, places: int, per_client: int, per_request: int) -> None:
@@ -101,12 +104,14 @@ class FairPermits:
 
     @property
     def waiting(self) -> int:
-        """The number of tickets in the queue. A ticket with several requesters counts for each."""
+        """The number of tickets in the queue. A ticket with more than one requester counts for
+        each.
+        """
         queues = (queue for asked in self._queues.values() for queue in asked.values())
         return sum(not ticket.turn.done() for queue in queues for ticket in queue)
 
     def enter(self, ticket: Ticket, requester: Requester) -> None:
-        """Add `requester` to those that wait with `ticket`."""
+        """Let `requester` wait for a permit with `ticket`."""
         if not ticket.turn.done():
             asked = self._queues.setdefault(requester.client, {})
             asked.setdefault(requester, deque()).append(ticket)
@@ -124,7 +129,7 @@ class FairPermits:
             ) from None
 
     def leave(self, ticket: Ticket) -> None:
-        """Release the ticket's permit, or remove the ticket from the queue."""
+        """Release the permit of the ticket, or remove the ticket from the queue."""
         if ticket.turn.cancel() or ticket.turn.cancelled():
             return
         requester = ticket.turn.result()
@@ -181,7 +186,7 @@ class Waiting(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """False once no call waits for the item."""
+        """True until no call waits for the item any more."""
         ...
 
 
@@ -189,10 +194,10 @@ T = TypeVar("T", bound=Waiting)
 
 
 class Turns(Generic[T]):
-    """A round-robin queue between clients, and between the requests of each client.
+    """A queue that is round-robin between clients, and between the requests of each client.
 
     A client that was served goes to the end of the queue only when the next item is taken. So
-    clients that arrive in between are ahead of it. The same holds for one client's requests.
+    clients that arrive in between are ahead of it. The same holds for the requests of one client.
     """
 
     def __init__(self) -> None:
@@ -221,7 +226,7 @@ class Turns(Generic[T]):
         self._served = None
 
     def take_next(self, fits: Callable[[T], bool] = lambda _: True) -> T | None:
-        """Pop the next item that fits, and drop items that no call waits for."""
+        """Remove and return the next item that fits, or None. Drop items that no call waits for."""
         self._go_behind()
         for client, requests in [*self._clients.items()]:
             for request, queue in [*requests.items()]:

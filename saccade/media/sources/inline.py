@@ -1,6 +1,6 @@
-"""Parsing of images inside a request: base64 data, and ids of uploaded files.
+"""Decodes images inside a request from base64.
 
-Base64 may be split into lines, lack its padding, or use the URL-safe alphabet, since clients
+Base64 may be split into lines, lack its padding, or use the URL-safe alphabet, because clients
 differ.
 """
 
@@ -25,7 +25,7 @@ FILE_ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
 
 
 def decode_base64(text: str, start: int = 0) -> bytes:
-    """Decode base64 in `text[start:]`. Raises ValueError."""
+    """Return the bytes that are encoded as base64 in `text[start:]`. Raises ValueError."""
     data = text[start:]
     with suppress(ValueError):  # fast path: most clients send standard base64
         return pybase64.b64decode(data, validate=True)
@@ -40,13 +40,14 @@ def decode_base64(text: str, start: int = 0) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class InlineBytes:
-    """Decodes base64 images of at most `max_image_bytes`."""
+    """Decodes base64 images with at most `max_image_bytes` bytes."""
 
     max_image_bytes: int
 
     async def decode_url(self, url: str) -> bytes:
-        """Decode a data: URL. Raises ImageError if it is not base64, and TooLarge if it exceeds
-        `max_image_bytes`.
+        """Return the bytes in a data: URL.
+
+        Raises ImageError if it is not base64, and TooLarge if it exceeds `max_image_bytes`.
         """
         comma = url.find(",", 0, 512)
         if comma < 0:
@@ -61,7 +62,7 @@ class InlineBytes:
         return await self.decode(url, comma + 1)
 
     async def decode(self, text: str, start: int = 0) -> bytes:
-        """Decode base64 in `text[start:]`.
+        """Return the bytes that are encoded as base64 in `text[start:]`.
 
         Raises ImageError if it is not base64, and TooLarge if it exceeds `max_image_bytes`.
         """

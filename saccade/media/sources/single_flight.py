@@ -1,7 +1,7 @@
-"""Single-flight reads: concurrent requests for the same bytes share one read. Each requester's
-memory budget counts the bytes before they arrive.
+"""Single-flight reads: concurrent requests for the same bytes share one read.
 
-Everything runs on one event loop, without locks.
+The bytes count in each requester's memory budget before they arrive. Everything runs on one event
+loop, without locks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """A requester that waits for a read, and the bytes counted in its budget."""
+    """A requester that waits for a read, and the number of bytes counted in its budget."""
 
     requester: Requester
     data: asyncio.Future[bytes]
     reserved: int = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Reserve `nbytes` in total for this requester. Raises Overloaded if the budget is
-        currently used up, and TooLarge if the bytes exceed the entire budget.
+        """Reserve `nbytes` in total for this requester.
+
+        Raises Overloaded if the budget is currently used up, and TooLarge if the bytes exceed the
+        entire budget.
         """
         if nbytes != self.reserved:
             self.requester.budget.reserve(nbytes - self.reserved)
@@ -36,7 +38,7 @@ class _Seat:
 
 @dataclass(slots=True, eq=False)
 class ByteFlight:
-    """One read in progress."""
+    """One read in progress, and the requesters that wait for it."""
 
     ticket: Ticket = field(default_factory=Ticket)  # waits in the queue of `FairPermits`
     nbytes: int = 0  # reserved so far in each requester's budget
@@ -44,9 +46,9 @@ class ByteFlight:
 
     def grow(self, nbytes: int) -> None:
         """Reserve `nbytes` in total in each waiting requester's budget, before the bytes are read.
-        A requester whose budget is used up gets the error.
 
-        Raises CancelledError if no requester is waiting any longer.
+        A requester whose budget is used up gets the error. Raises CancelledError if no requester is
+        waiting any longer.
         """
         self.nbytes = max(self.nbytes, nbytes)
         for seat in self.seats:
@@ -59,7 +61,7 @@ class ByteFlight:
             raise asyncio.CancelledError
 
     def land(self, task: asyncio.Task[bytes]) -> None:
-        """Pass the result or the error to all waiting requesters."""
+        """Pass the result or the error of the read to all waiting requesters."""
         error = None if task.cancelled() else task.exception()
         for seat in self.seats:
             if seat.data.done():
@@ -73,8 +75,9 @@ class ByteFlight:
 
 
 class SingleFlight:
-    """At most one read per key at a time. `on_join` is called with each requester that waits for a
-    read, and the read's ticket.
+    """Runs at most one read per key at a time.
+
+    on_join: called with each requester that waits for a read, and the read's ticket.
     """
 
     def __init__(self, on_join: Callable[[Ticket, Requester], None] | None = None) -> None:
@@ -88,11 +91,12 @@ class SingleFlight:
         requester: Requester,
         bring: Callable[[ByteFlight], Coroutine[None, None, bytes]],
     ) -> bytes:
-        """Wait for the read of `key`, which `bring` starts if none is in progress. The bytes stay
-        reserved in the requester's budget.
+        """Wait for the read of `key`, and return its bytes. If none is in progress, `bring` starts
+        it.
 
-        A read is cancelled only when its last requester has been cancelled. Raises Overloaded or
-        TooLarge if the bytes exceed the requester's budget, and the exceptions of `bring`.
+        The bytes stay reserved in the requester's budget. A read is cancelled only when its last
+        requester has been cancelled. Raises Overloaded or TooLarge if the bytes exceed the
+        requester's budget, and the exceptions of `bring`.
         """
         flight = self._flights.get(key)
         if flight is None:

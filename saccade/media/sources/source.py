@@ -1,5 +1,5 @@
-"""Sources: images, videos and files as a request refers to them, by URL, upload, digest or bytes,
-with the options for each.
+"""Images, videos and files as a request refers to them, by URL, upload, digest or bytes, with the
+options for each.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class FileId:
 
 @dataclass(frozen=True, slots=True)
 class Base64:
-    """An image's bytes as base64 text. It is used by APIs that have a field for base64, to avoid
-    copying the text into a data: URL.
+    """The bytes of an image as base64.
+
+    APIs with a field for base64 use this to avoid copying the text into a data: URL.
     """
 
     text: str
@@ -43,8 +44,9 @@ class Base64:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """An image that the same tenant has sent before, by the digest of its bytes: "blake3-HEX" or
-    "sha256-HEX".
+    """An image that the same tenant has sent before, by the digest of its bytes.
+
+    name: "blake3-HEX" or "sha256-HEX".
     """
 
     name: str
@@ -52,14 +54,14 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """An image that was sent before with this `uuid`, a name chosen by the client."""
+    """An image that was sent before with this `uuid`, which the client chose."""
 
     uuid: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedPage:
-    """An image of a document's page."""
+    """A page of a document that was rendered as an image."""
 
     encoded: EncodedBytes  # without the data if the page has not just been rendered
     probe: Probe
@@ -71,7 +73,7 @@ Address = str | bytes | Base64 | FileId | Digest | KnownImage | RenderedPage
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """An image in a request."""
+    """An image in a request, with the options for it."""
 
     kind: ClassVar[Kind] = "still"
 
@@ -83,8 +85,10 @@ class ImageSource:
 
 @dataclass(frozen=True, slots=True)
 class ImageRegion:
-    """A rectangular part of an image, as sent in a request. Coordinates are pixels of the upright
-    image at full size, or points for a document's page, from the top left corner.
+    """A rectangular part of an image, as sent in a request.
+
+    Coordinates are relative to the top left corner. They are in pixels of the upright image at full
+    size, or in points for a page of a document.
     """
 
     left: int
@@ -109,7 +113,7 @@ class VideoSource:
 
     kind: ClassVar[Kind] = "video"
 
-    url: Address | tuple[Address, ...]  # of the file, or of each frame
+    url: Address | tuple[Address, ...]  # the file, or each frame
     param: str  # the path of the request's field, for errors
     options: VideoOptions = NO_VIDEO_OPTIONS
     # The indices of the client's frames in the original video, which has `source_fps` frames per
@@ -121,13 +125,13 @@ class VideoSource:
 
 @dataclass(frozen=True, slots=True)
 class SentFile:
-    """A file in a request: a document whose pages are shown, or an image."""
+    """A file in a request: a document, whose pages the model sees, or an image."""
 
     kind: ClassVar[Kind] = "document"
 
     url: Address
     param: str  # the path of the request's field, for errors
-    budget: Budget = DEFAULT_BUDGET  # for each page, or for the image
+    budget: Budget = DEFAULT_BUDGET  # size options for each page, or for the image
     heading: str = ""  # text before the document
     view: DocumentView = WHOLE_DOCUMENT  # which pages are shown, as text or as images
     page: int | None = None  # the only page to show, if the content part sets `page`
@@ -144,8 +148,10 @@ Source = ImageSource | VideoSource
 
 
 def name_of(url: Address) -> Hashable:
-    """Return a dictionary key that is equal for sources with the same address. Bytes and long texts
-    are keyed by identity, since hashing them later to a digest is cheaper than comparing them.
+    """Return a dictionary key that is equal for sources with the same address.
+
+    For bytes and long strings the key is their identity, because hashing them to a digest later is
+    cheaper than comparing them.
     """
     if isinstance(url, FileId | Digest | KnownImage | RenderedPage):
         return url
@@ -162,7 +168,9 @@ def comes_along(url: Address) -> bool:
 
 
 def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
-    """Reduce the images' budgets if the prompt has so many images that the model shrinks them."""
+    """Return the sources with smaller budgets if the model shrinks images in prompts with this
+    many.
+    """
     if bounds.cut is None:
         return sources
     images = sum(isinstance(source, ImageSource) for source in sources)
@@ -175,16 +183,17 @@ def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Sourc
 
 
 def beside(budget: Budget, images: int, bounds: PixelBounds) -> Budget:
-    """Return an image's budget in a prompt with `images` images in all."""
+    """Return the budget of an image in a prompt with `images` images in total."""
     shrunk = bounds.cut is not None and images > bounds.cut
     return Budget(max_pixels=bounds.least) if shrunk else budget
 
 
 def source_from_object(image: object, param: str) -> ImageSource:
-    """Convert a Python object to a source: encoded bytes, a Pillow image, a uint8 array [height,
-    width, 3], or a path.
+    """Convert a Python object to a source.
 
-    Raises ImageError for any other object, and if the file cannot be read.
+    Raises ImageError if the object is not supported or the file cannot be read.
+
+    image: encoded bytes, a Pillow image, a uint8 array [height, width, 3], or a path.
     """
     match image:
         case bytes():

@@ -1,8 +1,8 @@
-"""Reading of sources: fetch the bytes, hash them, and read their header. Equal bytes are stored and
+"""Reads sources: fetches the bytes, hashes them, and reads their header. Equal bytes are stored and
 parsed once.
 
 SourceReader   reads sources for all requests of a server
-Reads          the reads of one request, where a source that occurs several times is read once
+Reads          reads the sources of one request, each only once
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REMEMBERED_NAMES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SourceRead:
-    """The result of reading one source."""
+    """What was read from a source: its bytes, its header, and how long it took."""
 
     encoded: EncodedBytes
     probe: Probe
@@ -63,14 +63,18 @@ class SourceRead:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A source's bytes. Times are `time.monotonic()`."""
+    """The bytes of a source. Times are from `time.monotonic()`."""
 
     encoded: EncodedBytes
     begun: float  # when the read started
     fetched: float  # when all bytes had arrived
 
     def with_header(self, probe: Probe, ended: float) -> SourceRead:
-        """Return the result of the read, with a header that was available at `ended`."""
+        """Return the result of the read.
+
+        probe: the header.
+        ended: when the header was available.
+        """
         fetch_ms, digest_ms = (self.fetched - self.begun) * 1e3, (ended - self.fetched) * 1e3
         return SourceRead(self.encoded, probe, ReadTimes(fetch_ms, digest_ms, self.begun))
 
@@ -83,15 +87,19 @@ class UrlReader(Protocol):
     """Downloads URLs. A plugin provides it (`plugin.Requests.fetcher`)."""
 
     async def fetch(self, url: str, salt: str, asker: Requester) -> bytes:
-        """Return the bytes at `url`. Raises ImageError if missing, forbidden or too large."""
+        """Return the bytes at `url`. Raises ImageError if they are missing, forbidden or too
+        large.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 class SourceReader:
-    """Reads the sources of all requests. Headers come from the cache `seen`, or are read by `pool`.
-    The code for URLs and for uploaded files is imported when it is first needed.
+    """Reads the sources of all requests.
+
+    Headers come from the cache `seen`, or are read by `pool`. The code for URLs and for uploaded
+    files is imported when it is first needed.
     """
 
     def __init__(
@@ -118,7 +126,7 @@ class SourceReader:
 
     @property
     def fetcher(self) -> UrlReader:
-        """The downloader of URLs. Raises ImageError if no plugin provides one."""
+        """The object that downloads URLs. Raises ImageError if no plugin provides one."""
         if self._fetcher is None:
             build = builder(lambda plugin: plugin.requests.fetcher)
             if build is None:
@@ -131,7 +139,7 @@ class SourceReader:
 
     @property
     def files(self) -> UploadedFiles:
-        """The uploaded files. Raises NotFound if there is no plugin for them."""
+        """The files that clients have uploaded. Raises NotFound if no plugin stores files."""
         if self._files is None:
             build = builder(lambda plugin: plugin.requests.uploads)
             if build is None:
@@ -142,7 +150,7 @@ class SourceReader:
     async def read_source(
         self, url: Address, salt: str, requester: Requester, video: bool = False
     ) -> SourceRead:
-        """Read a source's bytes, their digest, and their header.
+        """Return a source's bytes, their digest, and their header.
 
         Raises ImageError, NotFound, TooLarge. Raises Overloaded if the budget is used up or the
         request has waited too long in a queue.
@@ -156,8 +164,10 @@ class SourceReader:
         return await self.with_header(await self.fetch(url, salt, requester), requester, video)
 
     async def fetch(self, url: Address, salt: str, requester: Requester) -> Fetched:
-        """Read a source's bytes and their digest. Raises ImageError, NotFound or TooLarge, and
-        Overloaded if the budget is used up or the request has waited too long in a queue.
+        """Return a source's bytes and their digest.
+
+        Raises ImageError, NotFound or TooLarge, and Overloaded if the budget is used up or the
+        request has waited too long in a queue.
         """
         begun = time.monotonic()
         data = await self._bytes(url, salt, requester)
@@ -167,26 +177,35 @@ class SourceReader:
     async def with_header(
         self, found: Fetched, requester: Requester, video: bool = False
     ) -> SourceRead:
-        """Read the header of fetched bytes. Raises ImageError."""
+        """Read the header of fetched bytes, and return both. Raises ImageError."""
         probe = await self.header(found.encoded.digest, found.encoded.data, requester, video)
         return found.with_header(probe, time.monotonic())
 
     def seen(self, found: Fetched, requester: Requester) -> SourceRead | None:
-        """Return fetched bytes with their header, if the header of this image is cached."""
+        """Return fetched bytes with their header if the header of this image is cached, else
+        None.
+        """
         probe = self._seen.get(found.encoded.digest, requester.tenant)
         return None if probe is None else found.with_header(probe, found.fetched)
 
     async def named(self, data: bytes) -> EncodedBytes:
-        """Hash bytes. Equal bytes that are still in use share one `EncodedBytes`."""
+        """Return `data` with its hash. Equal bytes that are still in use share one
+        `EncodedBytes`.
+        """
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         return self._encoded.setdefault(name, EncodedBytes(data, name))
 
     def is_known(self, name: bytes, tenant: str) -> bool:
-        """Return True if a request in flight has these bytes, and the tenant has their header."""
+        """Return True if a request in flight has these bytes, or the tenant has sent them before.
+
+        name: the blake3 hash of the bytes.
+        """
         return name in self._encoded or self._seen.get(name, tenant) is not None
 
     def held_page(self, page: EncodedBytes) -> EncodedBytes:
-        """Return the `EncodedBytes` of the same page from a request in flight, if any."""
+        """Return the `EncodedBytes` of an equal page that a request in flight uses, or `page`
+        itself.
+        """
         return self._encoded.setdefault(page.digest, page) if page.data else page
 
     async def header(
@@ -210,14 +229,14 @@ class SourceReader:
         return found
 
     def remember(self, salt: str, uuid: str, read: SourceRead) -> None:
-        """Store an image's header under the name that the client chose."""
+        """Store an image's header under the `uuid` that the client chose."""
         self._known[salt, uuid] = read.encoded.digest, read.probe
 
     def _recall(self, known: KnownImage, salt: str) -> SourceRead:
-        """Return the stored header of an image. Its bytes are available only while a request in
-        flight holds them, otherwise they are empty.
+        """Return the stored header of an image.
 
-        Raises ImageError if no image is stored under this name.
+        The bytes are empty unless a request in flight holds them. Raises ImageError if no image is
+        stored under this uuid.
         """
         found = self._known.get((salt, known.uuid))
         if found is None:
@@ -265,8 +284,9 @@ class SourceReader:
         )
 
     async def _upload(self, id: str, requester: Requester) -> bytes:
-        """Return the content of one of the requester's files. It is read only if no request in
-        flight has the same bytes in memory.
+        """Return the content of a file that the requester has uploaded.
+
+        It is read only if no request in flight has the same bytes in memory.
         """
         stored = await self.files.find(id, requester.owner)
         if (held := self._encoded.get(stored.digest)) is not None:
@@ -281,8 +301,10 @@ class SourceReader:
 
 
 class Reads:
-    """The reads of one request. `salt` is part of the images' keys. `requester` identifies the
-    request in the fair queues.
+    """Starts and shares the reads of one request.
+
+    salt: part of the images' keys.
+    requester: identifies the request in the fair queues.
     """
 
     def __init__(self, reader: SourceReader, salt: str, requester: Requester) -> None:
@@ -300,7 +322,9 @@ class Reads:
         yield from self._fetched.values()
 
     def read_source(self, url: Address, video: bool = False) -> asyncio.Task[SourceRead]:
-        """Start reading a source and its header, unless that was started before."""
+        """Return the task that reads a source and its header. It is started unless it was
+        before.
+        """
         name = name_of(url), video
         if (task := self._read.get(name)) is None:
             reading = self.reader.read_source(url, self.salt, self.requester, video)
@@ -323,8 +347,8 @@ class Reads:
     ) -> R:
         """Return the result of `reading`, a read by digest.
 
-        If the digest is unknown, use a source of the same request with this digest, if there is
-        one. Raises the errors of `reading`.
+        If the digest is unknown, use another source in the same request that has this digest, if
+        there is one. Raises the errors of `reading`.
         """
         try:
             return await reading
@@ -336,7 +360,9 @@ class Reads:
             raise
 
     async def _brought(self, name: str, others: list[asyncio.Task[R]]) -> R | None:
-        """Wait for the request's other reads, and return the one with the digest `name`, if any."""
+        """Wait for the other reads of the request. Return the one with the digest `name`, or
+        None.
+        """
         if others:
             await asyncio.wait(others)
         for task in others:
@@ -356,7 +382,9 @@ class Reads:
         return name
 
     def fetch(self, url: Address) -> asyncio.Task[Fetched]:
-        """Start reading a source without its header, unless that was started before."""
+        """Return the task that reads a source without its header. It is started unless it was
+        before.
+        """
         name = name_of(url)
         if (task := self._fetched.get(name)) is None:
             fetching = self.reader.fetch(url, self.salt, self.requester)
@@ -366,8 +394,9 @@ class Reads:
         return task
 
     async def frames(self, urls: Sequence[Address]) -> list[SourceRead]:
-        """Read a video's frames that the client sent as images. It yields to the event loop every
-        few frames, and reads headers concurrently.
+        """Read the frames of a video that the client sent as images, and return them.
+
+        This yields to the event loop every few frames, and reads headers concurrently.
         """
         reader, requester = self.reader, self.requester
         found: dict[Hashable, SourceRead | asyncio.Task[SourceRead]] = {}
@@ -390,7 +419,9 @@ class Reads:
 
 
 async def all_of(opening: Sequence[asyncio.Task[T]], reads: Iterable[asyncio.Task[Any]]) -> list[T]:
-    """Return the results of all `opening` tasks. The first error cancels the rest, and `reads`."""
+    """Return the results of all `opening` tasks. The first error cancels the others, and
+    `reads`.
+    """
     try:
         return await asyncio.gather(*opening)
     finally:

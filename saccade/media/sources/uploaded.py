@@ -18,16 +18,23 @@ class Upload(Protocol):
 
 
 class UploadedFiles(Protocol):
-    """All uploaded files. `owner` is the name of a client's API key."""
+    """The files that clients have uploaded.
+
+    owner: the name of a client's API key.
+    """
 
     async def find(self, id: str, owner: str = "") -> Upload:
-        """Return the upload with this id. Raises NotFound if there is none, or if it belongs to
-        another owner.
+        """Return the upload with this id.
+
+        Raises NotFound if there is none, or if it belongs to another owner.
         """
         ...
 
     async def find_content(self, name: str, owner: str = "") -> str | None:
-        """Return the id of an upload with the content named "blake3-DIGEST", or None."""
+        """Return the id of an upload with this content, or None.
+
+        name: the digest of the content, as "blake3-DIGEST".
+        """
         ...
 
     async def read(self, id: str, owner: str = "") -> bytes:

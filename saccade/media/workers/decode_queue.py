@@ -75,7 +75,7 @@ Key = TypeVar("Key", bound=Hashable)
 class Job:
     """An image, or one frame of a video, that is to be decoded and resized."""
 
-    digest: bytes  # of `data`
+    digest: bytes  # blake3 hash of `data`
     data: bytes
     probe: Probe
     recipe: PreprocessParams
@@ -93,7 +93,7 @@ class Job:
 
     @property
     def name(self) -> tuple[str, bytes]:
-        """The key of the jobs that can share one decode."""
+        """The key of jobs that can share one decode."""
         return self.tenant, self.digest
 
     @property
@@ -104,7 +104,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobBatch:
-    """Jobs for the same bytes, which share one decode."""
+    """Jobs for the same bytes, which share one decode, and the memory for this."""
 
     jobs: list[Job]
     memory: int  # bytes for decoding and resizing
@@ -116,8 +116,9 @@ class JobBatch:
 
 
 def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams]) -> int:
-    """Return the bytes of memory for decoding an image of `nbytes` once, and resizing it for each
-    of `recipes`.
+    """Return the bytes of memory for decoding an image once, and resizing it for each of `recipes`.
+
+    nbytes: the size of the encoded image.
     """
     pixels = probe.height * probe.width
     usual = BYTES_PER_PIXEL.get(probe.format, 0)
@@ -139,7 +140,10 @@ def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams
 
 
 def check_memory(probe: Probe, nbytes: int, recipe: PreprocessParams, budget: int) -> None:
-    """Raise ImageError if decoding one image needs more than `budget` bytes of memory."""
+    """Raise ImageError if decoding one image needs more than `budget` bytes of memory.
+
+    nbytes: the size of the encoded image.
+    """
     needed = decoding_bytes(probe, nbytes, [recipe])
     if needed > budget:
         raise ImageError(
@@ -153,7 +157,7 @@ def check_memory(probe: Probe, nbytes: int, recipe: PreprocessParams, budget: in
 
 @dataclass(frozen=True, slots=True)
 class PixelLimits:
-    """The memory limits of one image."""
+    """The maximum bytes in shared memory, and in a worker's memory, for one image."""
 
     arena: int  # bytes of shared memory
     memory: int  # bytes in image workers
@@ -163,7 +167,7 @@ class PixelLimits:
     ) -> None:
         """Raise ImageError if the image does not fit in shared memory or in the workers' memory.
 
-        Shared memory has room for the model's largest image. But rounding up to whole patches may
+        Shared memory has space for the model's largest image, but rounding up to whole patches may
         exceed that size.
         """
         height, width = canvas
@@ -179,10 +183,9 @@ class PixelLimits:
 
 
 class Shares(Generic[Key]):
-    """Start-time fair queueing. The key that was served least is next. Keys that were idle do not
-    accumulate credit.
+    """Start-time fair queueing, in which the key that was served least is next.
 
-    All times are virtual: they are sums of job costs.
+    Keys that were idle do not accumulate credit. All times are virtual: they are sums of job costs.
     """
 
     def __init__(self) -> None:
@@ -197,12 +200,15 @@ class Shares(Generic[Key]):
         self._waiting[key] += 1
 
     def end_time(self, key: Key, price: float) -> float:
-        """Return the virtual time at which a job with cost `price` would finish if started now."""
+        """Return the virtual time at which a job with cost `price` would finish if it started
+        now.
+        """
         return self._starts[key] + price
 
     def leave(self, key: Key, price: float) -> None:
-        """Remove one waiting job of `key`, and charge its cost. A `price` of 0 means that the job
-        was not started.
+        """Remove one waiting job of `key`, and charge its cost.
+
+        price: the cost, or 0 if the job was not started.
         """
         if price:
             self._starts[key] += price
@@ -220,8 +226,9 @@ class Shares(Generic[Key]):
 
 
 class JobQueue:
-    """The waiting jobs. `budget` limits the memory of running jobs, in bytes, without the
-    reserve.
+    """Orders the waiting jobs, and decides which can start.
+
+    budget: the maximum memory of running jobs, in bytes, without the reserve.
     """
 
     def __init__(self, budget: int) -> None:
@@ -242,7 +249,10 @@ class JobQueue:
         self._requests.enter((job.client, job.request))
 
     def remove(self, job: Job, price: float = 0.0) -> None:
-        """Remove a job: it was started and costs `price`, or was cancelled."""
+        """Remove a job that was started or cancelled.
+
+        price: the cost of a started job, or 0.
+        """
         del self._jobs[job]
         self._clients.leave(job.client, price)
         self._requests.leave((job.client, job.request), price)
@@ -252,9 +262,12 @@ class JobQueue:
         running: Collection[JobBatch],
         has_worker: Callable[[str], bool] = lambda _: True,
     ) -> JobBatch | None:
-        """Pop the next job of a client for which `has_worker` is true, along with other jobs for
-        the same bytes that fit in memory. Returns `None` if no job fits until running ones finish.
-        Jobs for bytes that are being decoded are skipped.
+        """Remove and return the next job, with other jobs for the same bytes that fit in memory.
+
+        Returns None if no job fits until running ones finish. Jobs for bytes that are being decoded
+        are skipped.
+
+        has_worker: returns True if a client may start a job.
         """
         in_use = sum(batch.memory for batch in running if not batch.reserved)
         free = self._budget - in_use
@@ -292,8 +305,10 @@ class JobQueue:
         return JobBatch(batch, memory, reserved)
 
     def _order(self, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """Return the jobs that can be started, the next one first. They are sorted by the virtual
-        end times of the client and of the request, then by age.
+        """Return the jobs that can be started, sorted by when they should be.
+
+        The sort keys are the virtual end times of the client and of the request, then the age of
+        the job.
         """
 
         def turn(job: Job) -> tuple[float, float, int]:

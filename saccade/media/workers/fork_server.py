@@ -1,9 +1,8 @@
-"""The front's side of fork servers, the processes from which supervisors and image workers are
-forked.
+"""The front's side of fork servers. Supervisors and image workers are forked from these processes.
 
 A fork server is started with the first supervisor at the latest, and restarted after it has exited.
-It has loaded the workers' libraries but does not map an arena. So several `WorkerSlots`, on any
-threads, can share one fork server.
+It has loaded the workers' libraries but does not map an arena. So more than one `WorkerSlots`, on
+any threads, can share a fork server.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class SupervisorLink:
     fork_server: Child
 
     def close(self) -> None:
-        """Close the pipes. The channel that uses the socket closes it."""
+        """Close the pipes. The channel that uses the socket closes the socket."""
         os.close(self.lifeline)
         os.close(self.report)
 
@@ -46,8 +45,10 @@ class SupervisorLink:
         await _readable(self.lifeline)
 
     async def status(self) -> int:
-        """Wait for the supervisor's exit status and return it. It is negative for a signal. If the
-        fork server exits first, return the fork server's status.
+        """Wait until the supervisor has exited, and return its exit status.
+
+        It is negative for a signal. If the fork server exits first, return the status of the fork
+        server.
         """
         await _readable(self.report)
         data = os.read(self.report, EXIT_STATUS.size)
@@ -58,7 +59,7 @@ class SupervisorLink:
 
 
 class ForkServer:
-    """A process that forks supervisors."""
+    """Starts and restarts a process that forks supervisors."""
 
     def __init__(self, decodes: bool, own: OwnPixels | None = None) -> None:
         """Store the options of the process, which are the fields of `Boot`."""
@@ -67,15 +68,15 @@ class ForkServer:
         self._child: Child | None = None
 
     def start(self) -> None:
-        """Start the process unless it is running. The kernel kills it if the calling thread
-        exits.
-        """
+        """Start the process unless it is running. It is killed when the calling thread exits."""
         with self._lock:
             self._running()
 
     def fork(self, wanted: SupervisorOptions, memory_files: Sequence[int]) -> SupervisorLink:
-        """Request a new supervisor. `memory_files` are the file descriptors to pass: the arena's,
-        if any, and each worker's inbox.
+        """Request a new supervisor, and return the connection to it.
+
+        memory_files: the file descriptors to pass. These are the arena's, if any, and the inbox of
+            each worker.
         """
         ours, theirs = socket.socketpair()
         lifeline, held = os.pipe()
@@ -115,8 +116,9 @@ class ForkServer:
 
 @dataclass(frozen=True, slots=True)
 class ForkServers:
-    """The fork servers of the two kinds of workers. `readers`, for headers and documents, start
-    quickly because they do not import torch.
+    """The fork servers of the two types of workers.
+
+    `readers`, for headers and documents, start quickly because they do not import torch.
     """
 
     readers: ForkServer = field(default_factory=lambda: ForkServer(decodes=False))
@@ -124,7 +126,7 @@ class ForkServers:
 
     @classmethod
     def preloading(cls, own: OwnPixels | None) -> ForkServers:
-        """Create fork servers whose decoders load a model family's preprocessing operation
+        """Create fork servers whose decoders load a model family's preprocessing operation,
         `own`.
         """
         return cls(decoders=ForkServer(True, own))

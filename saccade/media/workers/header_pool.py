@@ -1,5 +1,4 @@
-"""Reading of image headers, or of videos' metadata, in a worker process that hostile bytes may
-crash.
+"""Reads image headers, or the metadata of videos, in a worker process that hostile bytes may crash.
 
 Concurrent requests of one tenant for the same bytes share one read. An order contains bytes of one
 tenant only.
@@ -44,8 +43,9 @@ REFUSED_SECONDS = 600.0
 
 
 class RefusedBytes:
-    """Errors of bytes that are rejected without trying them again. `use` distinguishes operations
-    on the same bytes.
+    """Remembers the errors of bytes that are rejected without trying them again.
+
+    `use` distinguishes operations on the same bytes.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class RefusedBytes:
         self._why[tenant, digest, use] = error.message, error.code
 
     def check(self, tenant: str, digest: bytes, use: str = "") -> None:
-        """Raise the recorded ImageError, if any."""
+        """Raise the ImageError that was recorded for these bytes, if any."""
         if found := self._why.get((tenant, digest, use)):
             message, code = found
             raise ImageError(message, code=code)
@@ -81,7 +81,7 @@ BATCH_BYTES = 16 * MIB
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A header to read, for one or several calls of `read_header`."""
+    """A header to read, for one or more calls of `read_header`."""
 
     digest: bytes
     data: bytes
@@ -96,7 +96,7 @@ class Reading:
 
 
 class HeaderPool:
-    """Reads the headers of one server's images, or, if `videos`, the metadata of its videos."""
+    """Reads the headers of a server's images, or the metadata of its videos if `videos` is True."""
 
     def __init__(
         self,
@@ -129,10 +129,12 @@ class HeaderPool:
             reading.done.cancel()
 
     async def read_header(self, digest: bytes, data: bytes, requester: Requester) -> Probe:
-        """Return the header of `data`, whose blake3 hash is `digest`.
+        """Return the header of `data`.
 
-        Raises ImageError if the bytes cannot be read, EngineUnavailable if the worker fails to
+        Raises ImageError if the bytes cannot be read, and EngineUnavailable if the worker fails to
         start.
+
+        digest: the blake3 hash of `data`.
         """
         self._refused.check(requester.tenant, digest)
         self.slots.start()
@@ -167,8 +169,9 @@ class HeaderPool:
             task.add_done_callback(self._tasks.discard)
 
     def _next(self) -> list[Reading]:
-        """Choose the headers of the next order: round-robin between requests of one tenant, up to
-        the batch limits.
+        """Remove and return the headers of the next order.
+
+        They are taken round-robin from requests of one tenant, up to the batch limits.
         """
         batch: list[Reading] = []
         most = 1 if self._videos else BATCH_IMAGES
@@ -201,7 +204,7 @@ class HeaderPool:
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, readings: list[Reading]) -> None:
-        """Read headers on the worker. Headers that it did not reach are queued again."""
+        """Read headers on the worker. Queue those again that it did not reach."""
         read = 0
         try:
             tenant = readings[0].requester.tenant
@@ -236,8 +239,9 @@ class HeaderPool:
             self._turns.put_back(reading)
 
     def _try_again(self, reading: Reading, error: Exception | None) -> bool:
-        """Count a lost worker. Returns True if all tries are used up, after failing the reading
-        with `error` if there is one.
+        """Count a lost worker. Return True if all tries are used up.
+
+        In this case the reading fails with `error`, if there is one.
         """
         reading.tries += 1
         if reading.tries < TRIES:
@@ -266,8 +270,9 @@ class HeaderPool:
 
 
 def _credible(probe: Probe, video: bool) -> bool:
-    """Return True if the values are plausible. They may be forged if hostile bytes have taken
-    control of the worker.
+    """Return True if the values are plausible.
+
+    They may be forged if hostile bytes have taken control of the worker.
     """
     return (
         probe.format in BYTES_PER_PIXEL
@@ -280,12 +285,14 @@ def _credible(probe: Probe, video: bool) -> bool:
 
 
 def fail(done: asyncio.Future[Any], error: Exception) -> None:
-    """Set an error unless the future is already done."""
+    """Set an error on a future, unless it is already done."""
     if not done.done():
         done.set_exception(error)
 
 
 def _look_at_error(done: asyncio.Future[Probe]) -> None:
-    """Retrieve the error, so that asyncio does not warn if all waiting calls were cancelled."""
+    """Retrieve the error of a future, so that asyncio does not warn if all waiting calls were
+    cancelled.
+    """
     if not done.cancelled():
         done.exception()

@@ -59,7 +59,7 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """The request to fork a supervisor.
+    """A request to fork a supervisor.
 
     These file descriptors are sent with it:
 
@@ -103,13 +103,13 @@ class ReadHeaders:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode an image or video in the inbox, once for all targets."""
+    """Decode an image or video in the inbox once, for all targets."""
 
     worker: int
     serial: int
-    nbytes: int  # encoded size
+    nbytes: int  # size of the encoded image
     upright: tuple[int, int]  # (height, width) after the orientation is applied
-    orientation: int  # EXIF's
+    orientation: int  # EXIF orientation, 1 to 8
     # (offset in the arena or `TO_FRONT`, preprocessing parameters)
     targets: tuple[tuple[int, PreprocessParams], ...]
     memory: int  # bytes that decoding may allocate
@@ -122,7 +122,7 @@ class Decode:
 
     @property
     def outbox(self) -> tuple[int, ...]:
-        """The offset of each target in the worker's outbox, and the end of the last one."""
+        """The offset of each target in the worker's outbox, followed by the end of the last one."""
         places = [0]
         for _, recipe in self.targets:
             nbytes = 3 * prod(recipe.canvas)
@@ -137,7 +137,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class PageWanted:
-    """What to read of a document's page: its text, its image (`drawing`), or both."""
+    """What to read of a page of a document: its text, its image (`drawing`), or both."""
 
     index: int
     drawing: PageDrawing | None
@@ -145,7 +145,9 @@ class PageWanted:
 
 
 def piece_bytes(page: PageWanted) -> int:
-    """Return the outbox bytes for a page. A PNG can be slightly larger than its raw pixels."""
+    """Return how many bytes of the outbox a page needs. A PNG can be slightly larger than its raw
+    pixels.
+    """
     pixels = 0 if page.drawing is None else prod(page.drawing.kept)
     return -(-(TEXT_BYTES + 3 * pixels + pixels // 64) // OUTBOX_STEP) * OUTBOX_STEP
 
@@ -172,7 +174,7 @@ class ReadDocument:
 
     @property
     def outbox(self) -> tuple[int, ...]:
-        """The offset of each result in the worker's outbox, and the end of the last one."""
+        """The offset of each result in the worker's outbox, followed by the end of the last one."""
         if not self.pages:
             return (0, SIZES_HEAD_BYTES + SIZE_BYTES * self.most_pages)
         places = [0]
@@ -196,8 +198,9 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWorker:
-    """Kill a worker, if it was forked, empty its outbox, and fork another one. `WorkerReplaced`
-    is sent once every process that has read an earlier order has exited.
+    """Kill a worker, if it was forked, empty its outbox, and fork another one.
+
+    `WorkerReplaced` is sent once every process that has read an earlier order has exited.
     """
 
     worker: int
@@ -218,8 +221,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A `Decode` order has finished. A worker sends it once the pixels are in its outbox. The
-    supervisor copies them into the arena before it forwards the answer to the front.
+    """The answer to a `Decode` order that has finished.
+
+    A worker sends it once the pixels are in its outbox. The supervisor copies them into the arena
+    before it forwards the answer to the front.
     """
 
     worker: int
@@ -230,7 +235,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPiece:
-    """One result of a `ReadDocument` order is available, or could not be read."""
+    """One result of a `ReadDocument` order, or why it could not be read."""
 
     worker: int
     serial: int
@@ -242,7 +247,7 @@ class DocumentPiece:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker has exited and was replaced. It writes no more to its outbox."""
+    """Reports that a worker has exited and was replaced. It writes no more to its outbox."""
 
     worker: int
     serial: int  # its last order
@@ -253,7 +258,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReplaced:
-    """A worker was replaced by a new process, as ordered by `ReplaceWorker`."""
+    """Reports that a new process has replaced a worker, as requested by `ReplaceWorker`."""
 
     worker: int
     serial: int
@@ -261,8 +266,9 @@ class WorkerReplaced:
 
 @dataclass(frozen=True, slots=True)
 class WorkersReady:
-    """All workers are ready for orders. `exposed` lists sandbox restrictions that the kernel does
-    not support.
+    """Reports that all workers are ready for orders.
+
+    exposed: sandbox restrictions that the kernel does not support.
     """
 
     exposed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Decoding of images in worker processes, which hostile bytes may crash. `header_pool.py` reads the
+"""Decodes images in worker processes, which hostile bytes may crash. `header_pool.py` reads the
 headers.
 
 If an image crashes its worker, only requests with this image fail. Concurrent decodes of the same
@@ -52,10 +52,10 @@ _WORDS = "the image cannot be decoded: "
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """One call of `DecodePool.decode`."""
+    """A call of `DecodePool.decode` that has not returned."""
 
     job: Job
-    offset: int  # in the arena, or `TO_FRONT`
+    offset: int  # offset in the arena, or `TO_FRONT`
     done: asyncio.Future[None]
     tries: int = 0  # how many workers exited while decoding it
     batch: DecodeBatch | None = None  # `None` while the job waits
@@ -64,7 +64,7 @@ class Decoding:
 
 @dataclass(slots=True, eq=False)
 class DecodeBatch:
-    """One decode of an image's bytes, for several jobs."""
+    """One decode of an image's bytes, and the calls that wait for it."""
 
     works: list[Decoding]
     taken: JobBatch
@@ -83,7 +83,7 @@ class DecodeBatch:
 
 
 class DecodePool:
-    """All image workers of one server. They decode into one arena."""
+    """Decodes images into one arena, in all image workers of a server."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class DecodePool:
     ) -> None:
         """Create the pool without starting a process.
 
-        fork_servers: shared with other pools, and closed by the caller; by default, the pool
-        creates and closes its own ones.
-        own: the model family's preprocessing operation for the pool's own fork servers to load.
+        fork_servers: shared with other pools, and closed by the caller. If None, the pool creates
+            and closes its own ones.
+        own: the model family's preprocessing operation, which the pool's own fork servers load.
         """
         self._own_fork_servers = ForkServers.preloading(own) if fork_servers is None else None
         fork_servers = fork_servers or self._own_fork_servers
@@ -125,8 +125,9 @@ class DecodePool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start the workers in the background, on the running event loop. Jobs wait until they are
-        ready. The worker for videos is started with the first video.
+        """Start the workers in the background, on the running event loop.
+
+        Jobs wait until workers are ready. The worker for videos is started with the first video.
         """
         self.headers.slots.start()
         self._decoders.start()
@@ -147,7 +148,7 @@ class DecodePool:
             work.done.cancel()
 
     def settle(self, unsettled: str, tenant: str) -> None:
-        """Assign workers that hold bytes of an unsettled tenant to `tenant`."""
+        """Assign workers that hold bytes of an unsettled tenant to `tenant`, which is now known."""
         self.headers.slots.settle(unsettled, tenant)
         self._decoders.settle(unsettled, tenant)
 
@@ -158,12 +159,12 @@ class DecodePool:
     # ---- called by the front
 
     async def decode(self, job: Job, offset: int = TO_FRONT) -> bytes:
-        """Decode `job` to `offset` in the arena and return b"", or return the pixels if the job has
-        `returned` set.
+        """Decode `job` to `offset` in the arena and return b"".
 
-        The arena is not written for this job after the call has ended or was cancelled. The decode
-        of a cancelled call is stopped unless other calls wait for the same bytes. Raises ImageError
-        if decoding fails, EngineUnavailable if the workers fail to start.
+        If the job has `returned` set, return the pixels instead. The arena is not written for this
+        job after the call has ended or was cancelled. The decode of a cancelled call is stopped
+        unless other calls wait for the same bytes. Raises ImageError if decoding fails, and
+        EngineUnavailable if the workers fail to start.
         """
         self._refused.check(job.tenant, job.digest)
         work = Decoding(job, offset, asyncio.get_running_loop().create_future())
@@ -182,7 +183,7 @@ class DecodePool:
         return work.pixels
 
     async def _abandon(self, batch: DecodeBatch) -> None:
-        """After one of its calls was cancelled, wait until a batch has finished writing."""
+        """Wait until a batch has finished writing, after one of its calls was cancelled."""
         if not batch.wanted:
             batch.hurry(asyncio.get_running_loop().time() + GRACE_SECONDS)
         while not batch.ended.is_set():
@@ -217,8 +218,9 @@ class DecodePool:
             task.add_done_callback(self._tasks.discard)
 
     def _batch(self, taken: JobBatch) -> DecodeBatch:
-        """Count the jobs as running, even before their task begins: the next ones are taken at
-        once.
+        """Return a batch of jobs, and count them as running even before their task begins.
+
+        Otherwise the choice of the next jobs, which follows at once, would not see their memory.
         """
         batch = DecodeBatch([self._waiting.pop(job) for job in taken.jobs], taken)
         self._batches[taken.first.name] = batch
@@ -242,7 +244,7 @@ class DecodePool:
     # ---- pixels
 
     async def _decode(self, slot: WorkerSlot, batch: DecodeBatch) -> None:
-        """Decode an image on one worker, for all calls of `batch`."""
+        """Decode an image on one worker, and complete all calls of `batch`."""
         works = batch.works
         job = works[0].job
         if job.frame is not None:
@@ -300,8 +302,11 @@ class DecodePool:
         return answer
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
-        """Handle a worker that exceeded the time limit and used `cpu` seconds of CPU time. Returns
-        the error for the image's calls, or `None` if these were handled otherwise.
+        """Handle a worker that exceeded the time limit.
+
+        Returns the error for the image's calls, or None if these were handled otherwise.
+
+        cpu: the CPU time that the worker used, in seconds.
         """
         limit = self._options.decode_timeout
         if cpu >= BLAME * limit:
@@ -312,8 +317,10 @@ class DecodePool:
         return None
 
     def _left(self, batch: DecodeBatch) -> list[Decoding] | None:
-        """Count a lost worker. Queues the batch's calls again and returns `None`, unless one of
-        them has used up its tries. In that case, returns the calls that still wait.
+        """Count a lost worker, and queue the batch's calls again.
+
+        Returns None, unless one of the calls has used up its tries. In that case, returns the calls
+        that still wait.
         """
         left = [work for work in batch.works if not work.done.done()]
         for work in left:
@@ -326,8 +333,9 @@ class DecodePool:
         return None
 
     def _lost(self, batch: DecodeBatch, signal: int) -> str | None:
-        """Handle a worker that has exited. Returns the error for the image's calls, or `None` if
-        these are tried again.
+        """Handle a worker that has exited.
+
+        Returns the error for the image's calls, or None if these are tried again.
         """
         left = self._left(batch)
         if not left:
@@ -341,8 +349,9 @@ class DecodePool:
         return error
 
     def _settle(self, batch: DecodeBatch, error: str | None) -> None:
-        """Complete all calls of a batch. An error is also reported to queued calls for the same
-        bytes.
+        """Complete all calls of a batch.
+
+        error: the error, or None. It also ends queued calls for the same bytes.
         """
         works = batch.works
         if error is not None and works:
@@ -363,7 +372,9 @@ class EarlyPixels(Protocol):
     """An image whose decode was started before the engine requested it."""
 
     async def write_to(self, target: memoryview, job: Job) -> bool:
-        """Wait for the pixels of `job`, and write them. Returns False if there are none."""
+        """Wait for the pixels of `job`, and write them to `target`. Return False if there are
+        none.
+        """
         ...
 
 
@@ -379,11 +390,11 @@ class Decoders:
         self._tasks: dict[ImageKey, asyncio.Task[None]] = {}
 
     async def decode(self, key: ImageKey, jobs: Sequence[Job], slot: PixelSlot) -> None:
-        """Decode the jobs into `slot`, one below another. The slot is not written after the call
-        has ended.
+        """Decode the jobs into `slot`, one below another.
 
-        Raises ImageError for bytes that cannot be decoded, EngineUnavailable if image workers fail
-        to start, CancelledError after `call_off`.
+        The slot is not written after the call has ended. Raises ImageError for bytes that cannot be
+        decoded, EngineUnavailable if image workers fail to start, and CancelledError after
+        `call_off`.
         """
         assert key not in self._tasks, "the engine asks for an image once at a time"
         task = asyncio.create_task(self._decode_all(jobs, slot.offset))

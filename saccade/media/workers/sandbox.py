@@ -1,4 +1,4 @@
-"""The sandbox of a process that reads untrusted bytes. It can only compute and exchange messages
+"""Sandboxes a process that reads untrusted bytes, so that it can only compute and exchange messages
 with its supervisor.
 
 A seccomp filter allows a list of system calls until the process exits. Other calls fail with EPERM,
@@ -71,7 +71,7 @@ AARCH64_THREADS = {"clone": 220, "clone3": 435, "rseq": 293, "set_robust_list": 
 
 
 class SyscallTable(NamedTuple):
-    """An architecture's audit constant, and its system call numbers.
+    """The audit constant of an architecture, and its system call numbers.
 
     glibc aborts if `rseq` fails, so it is among the calls that start threads.
     """
@@ -80,7 +80,7 @@ class SyscallTable(NamedTuple):
     seccomp: int
     capset: int
     calls: dict[str, int]  # always allowed
-    threads: dict[str, int]  # allowed if threads are
+    threads: dict[str, int]  # allowed if the process may start threads
 
 
 SYSCALL_TABLES = {
@@ -100,11 +100,11 @@ Instruction = tuple[int, int, int, int]
 def confine(keep: Collection[int], memory: int, threads: bool = False) -> list[str]:
     """Confine this single-threaded process.
 
-    keep: file descriptors that stay open.
-    memory: bytes by which the address space may grow.
-    threads: allow threads, whose number `thread_gate.py` limits.
-
     Returns descriptions of the restrictions that could not be applied.
+
+    keep: file descriptors that stay open.
+    memory: the number of bytes by which the address space may grow.
+    threads: True to allow threads, whose number `thread_gate.py` limits.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     close_all_but(keep)
@@ -162,7 +162,7 @@ def _limit(memory: int, threads: bool) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Drop all capabilities, among them the one to raise hard limits. Raises OSError."""
+    """Drop all capabilities, including the one to raise hard limits. Raises OSError."""
     head = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
     _check(libc.syscall(syscall_table().capset, head, bytes(24)))
 
@@ -180,7 +180,7 @@ def _filter(libc: ctypes.CDLL, steps: list[Instruction]) -> None:
 
 
 def install(libc: ctypes.CDLL, steps: list[Instruction], flags: int) -> int:
-    """Install a filter for this process and its children, in addition to earlier ones.
+    """Install a seccomp filter for this process and its children, in addition to earlier ones.
 
     Returns the result of the system call. Raises OSError.
     """
@@ -193,7 +193,9 @@ def install(libc: ctypes.CDLL, steps: list[Instruction], flags: int) -> int:
 
 
 def program(threads: bool) -> list[Instruction]:
-    """Build the seccomp filter. Raises OSError on an unsupported architecture."""
+    """Return the instructions of the seccomp filter. Raises OSError on an unsupported
+    architecture.
+    """
     table = syscall_table()
     numbers = table.calls | (table.threads if threads else {})
     ruled: dict[str, list[Instruction]] = {
@@ -219,8 +221,10 @@ def program(threads: bool) -> list[Instruction]:
 
 
 def _one_of(argument: int, *values: int) -> list[Instruction]:
-    """Allow the call if the lower 32 bits of an argument equal one of `values`. The kernel ignores
-    the upper bits of these arguments.
+    """Return instructions that allow a call if the lower 32 bits of an argument are one of
+    `values`.
+
+    The kernel ignores the upper bits of these arguments.
     """
     checks: list[Instruction] = [
         (BPF_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)
@@ -234,7 +238,7 @@ def _one_of(argument: int, *values: int) -> list[Instruction]:
 
 
 def _none_of(argument: int, bits: int) -> list[Instruction]:
-    """Allow the call if none of `bits` is set in an argument."""
+    """Return instructions that allow a call if none of `bits` is set in an argument."""
     refused: list[Instruction] = [(BPF_RET, 0, 0, RET_EPERM), (BPF_RET, 0, 0, SECCOMP_RET_ALLOW)]
     return [_load(argument), (BPF_JSET, 0, 1, bits), *refused]
 
@@ -244,7 +248,7 @@ def _load(argument: int) -> Instruction:
 
 
 def syscall_table() -> SyscallTable:
-    """Return the host's table. Raises OSError on an unsupported architecture."""
+    """Return the system calls of this machine. Raises OSError on an unsupported architecture."""
     table = SYSCALL_TABLES.get(platform.machine())
     if table is None:
         raise OSError(f"system calls on {platform.machine()} are not supported")
@@ -252,7 +256,7 @@ def syscall_table() -> SyscallTable:
 
 
 def _check(status: int) -> None:
-    """Raise OSError with libc's errno if a call has failed."""
+    """Raise OSError with libc's errno if `status` is not 0."""
     if status:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

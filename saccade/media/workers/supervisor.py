@@ -1,5 +1,5 @@
-"""Fork servers and supervisors: the processes that fork image workers, and that pass messages
-between the workers and the front.
+"""Runs fork servers and supervisors, which fork image workers, and pass messages between the
+workers and the front.
 
 `media/workers/fork_server.py` starts this module as a process. It is a fork server: it loads the
 workers' libraries and forks supervisors, which fork the workers. So the libraries need not be
@@ -94,12 +94,16 @@ M_ARENA_MAX = -8
 
 
 class Outbox:
-    """Shared memory to which one worker writes its results. The supervisor resizes it for each
-    order, since the worker has no file descriptor of it.
+    """Shared memory to which one worker writes its results.
+
+    The supervisor resizes it for each order, because the worker has no file descriptor for it.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """Map the memory. `nbytes` is its maximum size."""
+        """Map the memory.
+
+        nbytes: its maximum size.
+        """
         self._file = os.memfd_create("saccade-outbox", os.MFD_CLOEXEC)
         os.ftruncate(self._file, nbytes)
         self._memory = mmap.mmap(self._file, nbytes)
@@ -120,7 +124,7 @@ class Outbox:
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def make_room(self, nbytes: int) -> None:
-        """Resize the memory for an order that needs `nbytes`."""
+        """Resize the memory for an order that needs `nbytes` bytes."""
         assert nbytes <= len(self._memory)
         if nbytes > self._size or self._size > KEPT_BYTES:
             os.ftruncate(self._file, nbytes)
@@ -134,7 +138,7 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class ImageWorker:
-    """The supervisor's record of a worker process."""
+    """What the supervisor knows about a worker process."""
 
     number: int
     pid: int
@@ -159,8 +163,9 @@ class ImageWorker:
 
     @property
     def left(self) -> float:
-        """The seconds of CPU time that remain for the next answer. Infinite if no answer is due, or
-        the order has no limit.
+        """The CPU time that remains for the next answer, in seconds.
+
+        It is infinite if no answer is due, or the order has no limit.
         """
         if self.order is None or self.answered == self.order.answers or self.order.cpu == math.inf:
             return math.inf
@@ -189,7 +194,7 @@ class ImageWorker:
 
 
 class Supervisor:
-    """Forks workers, and passes messages between them and the front."""
+    """Forks and replaces workers, and passes messages between them and the front."""
 
     def __init__(self, files: SupervisorFiles) -> None:
         self._files = files
@@ -259,8 +264,9 @@ class Supervisor:
             os.waitpid(worker.pid, 0)
 
     def _patience(self) -> float | None:
-        """Return the minimum seconds until a worker can exceed its CPU time, or `None` if no worker
-        has a limit.
+        """Return the minimum time until a worker can exceed its CPU time, in seconds.
+
+        Returns None if no worker has a limit.
         """
         left = min(worker.left for worker in self._workers.values())
         return None if left == math.inf else max(SOON, left)
@@ -289,15 +295,19 @@ class Supervisor:
             os.kill(worker.pid, signal.SIGKILL)
 
     def _receive_gate(self, worker: ImageWorker) -> None:
-        """Receive a new worker's thread gate. If it has exited, the next event reports that."""
+        """Receive the thread gate of a new worker.
+
+        If the worker has exited, the next event reports that.
+        """
         worker.sends_gate = False
         worker.gate = thread_gate.receive_listener(worker.socket, worker.pid)
         if worker.gate is not None:
             self._selector.register(worker.gate, selectors.EVENT_READ, worker)
 
     def _receive_answer(self, worker: ImageWorker) -> None:
-        """Receive a worker's message. The worker is killed unless it is a valid answer to its
-        order.
+        """Receive the message of a worker.
+
+        Kill the worker unless the message is a valid answer to its order.
         """
         try:
             data = worker.socket.recv(MAX_SAID, socket.MSG_DONTWAIT)
@@ -323,7 +333,7 @@ class Supervisor:
             self._end(worker)
 
     def _end(self, worker: ImageWorker) -> None:
-        """Kill and replace a worker that sent an invalid message, or that tried to start too many
+        """Kill and replace a worker that sent an invalid message, or tried to start too many
         threads.
         """
         worker.strange = True
@@ -348,7 +358,7 @@ class Supervisor:
         self._front.send(answer)
 
     def _deliver(self, worker: ImageWorker) -> None:
-        """Copy a worker's pixels into the arena, or to its inbox if the front gets them."""
+        """Copy a worker's pixels into the arena, or into its inbox if the front wants them."""
         assert isinstance(worker.order, Decode)
         assert worker.outbox is not None
         assert self._arena is not None
@@ -361,7 +371,7 @@ class Supervisor:
             self._arena[offset : offset + nbytes] = made[start : start + nbytes]
 
     def _deliver_piece(self, worker: ImageWorker, answer: DocumentPiece) -> None:
-        """Copy one result of a document to the worker's inbox, where the front reads it."""
+        """Copy one result of a document into the worker's inbox, where the front reads it."""
         assert isinstance(worker.order, ReadDocument)
         start = worker.order.outbox[answer.place]
         self._return(worker, worker.order, start, start + answer.nbytes)
@@ -369,8 +379,10 @@ class Supervisor:
     def _return(
         self, worker: ImageWorker, order: Decode | ReadDocument, start: int, end: int
     ) -> None:
-        """Copy from a worker's outbox to its inbox. The data must not pass through this process's
-        own memory, because workers that are forked later inherit it. So it is copied by the kernel.
+        """Copy bytes from a worker's outbox to its inbox.
+
+        The data must not pass through the private memory of this process, because workers that are
+        forked later inherit it. So the kernel copies it.
         """
         assert worker.outbox is not None
         inbox, offset = self._files.inboxes[worker.number], order.answer_at
@@ -379,8 +391,9 @@ class Supervisor:
             start += os.pwrite(inbox, piece, offset + start)
 
     def _replace(self, worker: ImageWorker, late: bool = False) -> None:
-        """Replace a worker that has exited or was killed. `late` means that it was killed for
-        exceeding the CPU time of its order.
+        """Replace a worker that has exited or was killed.
+
+        late: True if it was killed for exceeding the CPU time of its order.
         """
         status, used = self._reap(worker)
         if os.WIFEXITED(status) and not worker.ready:
@@ -394,8 +407,9 @@ class Supervisor:
         self._front.send(Lost(worker.number, worker.serial, fate, cpu, late))
 
     def _reap(self, worker: ImageWorker) -> tuple[int, float]:
-        """Wait until a worker has exited, and release its resources. Returns its wait status and
-        its CPU time in seconds.
+        """Wait until a worker has exited, and release its resources.
+
+        Returns its wait status and its CPU time in seconds.
         """
         self._selector.unregister(worker.socket)
         worker.channel.close()
@@ -439,7 +453,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def follows(parent: int, name: bytes) -> bool:
-    """Set the name of this newly forked process, and have the kernel kill it when `parent` exits.
+    """Set the name of this newly forked process, and let the kernel kill it when `parent` exits.
 
     Returns False if the parent has already exited.
     """
@@ -463,7 +477,7 @@ class SupervisorFiles:
     def unpack(
         cls, wanted: SupervisorOptions, descriptors: list[int]
     ) -> tuple[SupervisorFiles, int]:
-        """Assign the descriptors to fields. It also returns the pipe for the exit status."""
+        """Assign the descriptors to fields. Return these and the pipe for the exit status."""
         front, lifeline, report, *others = descriptors
         arena = others.pop(0) if wanted.arena_bytes else None
         return cls(wanted, front, lifeline, arena, tuple(others)), report
@@ -475,8 +489,10 @@ class SupervisorFiles:
 
 
 def fork_server(link: ParentLink) -> int:
-    """Fork a supervisor for each request from the front, and report its exit status when it exits
-    (negative for a signal). Returns the exit status 0 once the front has exited.
+    """Fork a supervisor for each request from the front, and report its status when it exits.
+
+    The status is negative for a signal. Returns the exit status of this process, 0, once the front
+    has exited.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     reports: dict[int, int] = {}  # pid of a supervisor: the pipe for its exit status
@@ -513,8 +529,9 @@ def fork_server(link: ParentLink) -> int:
 
 
 def reap(reports: dict[int, int]) -> None:
-    """Reap all children that have exited, and report the status of those that are supervisors. The
-    others are workers whose supervisor was killed.
+    """Reap all children that have exited, and report the status of those that are supervisors.
+
+    The others are workers whose supervisor was killed.
     """
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -560,8 +577,11 @@ def main() -> int:
 
 
 def warm_up(decode: bool, own: OwnPixels | None) -> None:
-    """Load everything that workers need, since they cannot open files. It takes one or two seconds
-    for workers that decode. `own` is the model family's preprocessing operation, if any.
+    """Load everything that workers need, because they cannot open files.
+
+    This takes one or two seconds for workers that decode.
+
+    own: the model family's preprocessing operation, or None.
     """
     from saccade.media.formats.decode import FORMATS
     from saccade.media.formats.header import probe

@@ -43,8 +43,9 @@ MAX_DENIED = 64
 
 
 def send_listener_fd(connection: socket.socket) -> bool:
-    """Install the seccomp listener and send its fd over `connection`. Returns False if the kernel
-    does not support it.
+    """Install the seccomp listener and send its file descriptor over `connection`.
+
+    Returns False if the kernel does not support it.
     """
     try:
         listener = _listen()
@@ -57,8 +58,9 @@ def send_listener_fd(connection: socket.socket) -> bool:
 
 
 def receive_listener(connection: socket.socket, pid: int) -> ThreadGate | None:
-    """Receive the listener from `send_listener_fd`. Returns `None` if the kernel does not support
-    it, in which case the worker can start no threads.
+    """Receive the listener from `send_listener_fd`.
+
+    Returns None if the kernel does not support it. The worker can then start no threads.
     """
     try:
         _, listeners, _, _ = socket.recv_fds(connection, len(PAYLOAD), 1)
@@ -68,7 +70,11 @@ def receive_listener(connection: socket.socket, pid: int) -> ThreadGate | None:
 
 
 def _listen() -> int:
-    """Install a filter that notifies a listener of each `clone`. Returns its fd. Raises OSError."""
+    """Install a filter that notifies a listener of each `clone`. Return the listener's file
+    descriptor.
+
+    Raises OSError.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     set_no_new_privs(libc)
     program: list[Instruction] = [
@@ -81,7 +87,7 @@ def _listen() -> int:
 
 
 class ThreadGate:
-    """A worker's seccomp listener, in the supervisor."""
+    """Allows or denies the threads of one worker, in the supervisor."""
 
     def __init__(self, listener: int, pid: int) -> None:
         self._listener = listener
@@ -95,9 +101,10 @@ class ThreadGate:
         self._notifications = 0
 
     def answer(self, max_threads: int) -> bool:
-        """Allow or deny the start of a thread. Up to `max_threads` per order are allowed, and at
-        most `MAX_THREADS` at a time. Returns False if so many were denied that the worker must be
-        killed.
+        """Allow or deny the start of a thread.
+
+        Up to `max_threads` per order are allowed, and at most `MAX_THREADS` at a time. Returns
+        False if so many were denied that the worker must be killed.
         """
         notification = bytearray(NOTIFICATION.size)
         self._notifications += 1

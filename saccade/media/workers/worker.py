@@ -1,5 +1,5 @@
-"""The main loop of an image worker: a process that reads headers, decodes images or reads
-documents, one order at a time. Hostile bytes may crash it or take control of it.
+"""Runs an image worker, a process that reads headers, decodes images or reads documents, one order
+at a time. Hostile bytes may crash it or take control of it.
 
 `media/workers/supervisor.py` forks workers. Before its first order, a worker is sandboxed
 (`sandbox.py`). It then has only a socket to the supervisor, a read-only inbox with the encoded
@@ -49,7 +49,7 @@ Target = tuple[Bytes, PreprocessParams]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerResources:
-    """The resources that a sandboxed worker keeps."""
+    """The file descriptors and memory that a sandboxed worker keeps."""
 
     inbox: int  # fd of the encoded bytes
     outbox: Bytes  # memory for the results; empty for workers that read headers
@@ -76,11 +76,11 @@ def serve(channel: Channel[Answer, Order], resources: WorkerResources) -> None:
 
 
 class TimeUp(BaseException):
-    """Raised when CPU time is used up. A BaseException, so that parsers do not catch it."""
+    """Raised when CPU time is used up. It is a BaseException so that parsers do not catch it."""
 
 
 def read_header(order: ReadHeaders, place: int, resources: WorkerResources) -> Header:
-    """Read the header at index `place` of an order."""
+    """Read the header at index `place` of an order, and return it or the reason why that fails."""
     # Imported here so that importing this module does not load image parsers.
     from saccade.media.formats.header import probe
 
@@ -110,7 +110,10 @@ def read_header(order: ReadHeaders, place: int, resources: WorkerResources) -> H
 
 
 def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> DocumentPiece:
-    """Write one page of a document, or the sizes of all pages, into the outbox."""
+    """Write one page of a document, or the sizes of all pages, into the outbox.
+
+    Returns the answer for the front.
+    """
     from saccade.media.formats import pdf  # imported here because the extra may not be installed
 
     def answer(nbytes: int, reason: Reason | None = None) -> DocumentPiece:
@@ -139,9 +142,7 @@ def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> D
 
 
 def decode(order: Decode, resources: WorkerResources) -> Reason | None:
-    """Decode the image of one order into the outbox. Returns the reason if that fails, else
-    `None`.
-    """
+    """Decode the image of one order into the outbox. Return the reason if that fails, else None."""
     # Imported here because workers that read headers do not need it.
     from saccade.media.formats.decode import decode_into
 
@@ -192,8 +193,10 @@ def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> 
 
 @contextmanager
 def limited_memory(more: int, statm: int) -> Iterator[None]:
-    """Limit the growth of this process's address space to `more` bytes. `statm` is a file
-    descriptor of /proc/self/statm.
+    """Limit how much the address space of this process grows until the context exits.
+
+    more: the limit, in bytes.
+    statm: a file descriptor of /proc/self/statm.
     """
     pages = int(os.pread(statm, 64, 0).split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -208,8 +211,9 @@ def limited_memory(more: int, statm: int) -> Iterator[None]:
 
 @contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """Raise TimeUp once this process has used `seconds` of CPU time. During a call of C code, the
-    exception is raised when the call returns.
+    """Raise TimeUp in the context once this process has used `seconds` of CPU time.
+
+    During a call of C code, the exception is raised when the call returns.
     """
 
     def give_up(*_: object) -> None:

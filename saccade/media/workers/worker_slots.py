@@ -4,8 +4,8 @@ receives its answers, or `WorkerLost` if the process exits.
 The supervisor of the workers is forked by a fork server (`media/workers/fork_server.py`), and again
 if it exits. A worker process reads bytes of one tenant only: before a slot is used for another
 tenant, its worker is replaced and its memory is cleared. One worker is reserved for clients without
-an order in flight, so that no client's slow orders occupy all workers. It is forked at its first
-use.
+an order in flight, so that the slow orders of one client do not occupy all workers. It is forked at
+its first use.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class WorkerLost(Exception):
     """Raised if a worker exits before its order is done.
 
     signal: the signal that killed it, or 0.
-    cpu: seconds of CPU time since the order, or since the order's last answer.
-    late: whether it was killed for exceeding the CPU time limit.
+    cpu: the CPU time since the order, or since the order's last answer, in seconds.
+    late: True if it was killed for exceeding the CPU time limit.
     """
 
     def __init__(self, signal: int, cpu: float = 0.0, late: bool = False) -> None:
@@ -99,8 +99,10 @@ class WorkerLost(Exception):
 
 
 class WorkerSlot:
-    """One worker's slot. A caller reserves it by setting `client`, the sender of the order. It
-    then fills the memory file (inbox), sends one order, waits for the answers, and frees the slot.
+    """Sends orders to one worker, and receives the answers.
+
+    A caller reserves the slot by setting `client`, the sender of the order. It then fills the
+    memory file (inbox), sends one order, waits for the answers, and frees the slot.
     """
 
     def __init__(self, number: int) -> None:
@@ -122,24 +124,25 @@ class WorkerSlot:
         return self.client is not None
 
     def begin_order(self, life: int) -> None:
-        """Assign the next serial number. Answers to earlier orders are dropped. `life` identifies
-        the current supervisor.
+        """Assign the next serial number. Answers to earlier orders are dropped.
+
+        life: identifies the current supervisor.
         """
         self.serial += 1
         self.life = life
         self._answers = asyncio.Queue()
 
     def put_answer(self, answer: WorkerAnswer | Lost) -> None:
-        """Queue an answer from this slot's worker, unless it is to an earlier order."""
+        """Queue an answer from this slot's worker, unless it answers an earlier order."""
         if answer.serial == self.serial:
             self._answers.put_nowait(answer)
 
     def lose(self, signal: int) -> None:
-        """Report the worker as lost, because the supervisor and its workers have exited."""
+        """Report that the worker is lost, because the supervisor and its workers have exited."""
         self._answers.put_nowait(Lost(self.number, self.serial, signal))
 
     async def answer(self) -> WorkerAnswer:
-        """Wait for the next answer to the order. Raises WorkerLost."""
+        """Wait for the next answer to the order, and return it. Raises WorkerLost."""
         answer = await self._answers.get()
         if isinstance(answer, Lost):
             raise WorkerLost(answer.signal, answer.cpu, answer.late)
@@ -147,7 +150,8 @@ class WorkerSlot:
 
     async def fill(self, parts: Sequence[bytes], name: bytes = b"") -> Places:
         """Write encoded bytes into the inbox, unless it already contains those with this name.
-        Returns (offset, bytes) of each part. Offsets are page-aligned.
+
+        Returns (offset, number of bytes) of each part. Offsets are page-aligned.
         """
         if name and name == self._content[0]:
             return self._content[1]
@@ -165,7 +169,7 @@ class WorkerSlot:
         return self._content[1]
 
     async def answered(self, at: int, nbytes: int) -> bytes:
-        """Read `nbytes` of a worker's result at offset `at` of the inbox."""
+        """Return `nbytes` of a worker's result at offset `at` of the inbox."""
         inbox = os.dup(self.inbox)  # as in `fill`
         if nbytes <= INLINE_BYTES:
             return _take(inbox, at, nbytes)
@@ -187,9 +191,7 @@ class WorkerSlot:
 
 
 class WorkerSlots:
-    """A supervisor and a slot for each of its workers, with callbacks for changes of their
-    state.
-    """
+    """Runs a supervisor, and has a slot for each of its workers."""
 
     def __init__(
         self,
@@ -206,11 +208,11 @@ class WorkerSlots:
         process.
 
         fork_server: may be shared, and is closed by the caller.
-        arena: the memory for decoded pixels, or `None` for workers that read headers or documents.
-        memory: bytes by which a worker's address space may grow, even if its code is hostile.
+        arena: the memory for decoded pixels, or None for workers that read headers or documents.
+        memory: the bytes by which a worker's address space may grow, even if its code is hostile.
         changed: called when the slots become usable.
         unusable: called with the reason if the workers repeatedly fail to start.
-        outbox: maximum bytes that a worker without an arena can return per order.
+        outbox: the maximum bytes that a worker without an arena can return per order.
         """
         self._fork_server = fork_server
         self._arena = arena
@@ -226,9 +228,10 @@ class WorkerSlots:
         self._task: asyncio.Task[None] | None = None
 
     def idle(self, tenant: str = "") -> WorkerSlot | None:
-        """Return an idle slot. Slots that `tenant` used last are preferred, then unused ones, then
-        the least recently used. Returns `None` if all are busy or the workers are not ready. Check
-        `has_worker` first.
+        """Return an idle slot, or None if all are busy or the workers are not ready.
+
+        Slots that `tenant` used last are preferred, then unused ones, then the least recently used.
+        Check `has_worker` first.
         """
         readers = _readers_of(tenant)
 
@@ -240,16 +243,17 @@ class WorkerSlots:
         return min([slot for slot in slots if not slot.busy], key=cost, default=None)
 
     def has_worker(self, client: str) -> bool:
-        """Return True if the client may use an idle slot. The last one is reserved for clients
-        without an order in flight.
+        """Return True if the client may use an idle slot.
+
+        The last idle one is reserved for clients without an order in flight.
         """
         clients = [slot.client for slot in self._slots]
         idle = clients.count(None)
         return idle > 1 or (idle == 1 and client not in clients)
 
     def start(self) -> None:
-        """Start the supervisor in the background on the running event loop, unless it was
-        started.
+        """Start the supervisor in the background on the running event loop, unless it was started
+        before.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._keep_alive())
@@ -265,13 +269,13 @@ class WorkerSlots:
     async def prepare(
         self, slot: WorkerSlot, parts: Sequence[bytes], tenant: str, name: bytes = b""
     ) -> Places:
-        """Prepare a slot for its next order, and fill its inbox with the tenant's bytes. The worker
-        is replaced first if it has read another tenant's bytes. Returns (offset, bytes) of each
-        part.
+        """Prepare a slot for its next order, and fill its inbox with the tenant's bytes.
 
-        `name` identifies parts that several orders read, to write them once. Raises WorkerLost if
-        the supervisor has exited, and EngineUnavailable if the system is out of memory or file
-        descriptors.
+        The worker is replaced first if it has read another tenant's bytes. Returns (offset, number
+        of bytes) of each part. Raises WorkerLost if the supervisor has exited, and
+        EngineUnavailable if the system is out of memory or file descriptors.
+
+        name: identifies parts that more than one order reads, to write them once.
         """
         slot.begin_order(self._life)
         self._turns += 1
@@ -305,8 +309,9 @@ class WorkerSlots:
         self._channel.send(order)
 
     async def kill(self, slot: WorkerSlot) -> float:
-        """Kill a slot's worker and wait until it has exited, so that it writes no more. Returns the
-        seconds of CPU time since the order, or since the order's last answer.
+        """Kill a slot's worker and wait until it has exited, so that it writes no more.
+
+        Returns the CPU time since the order, or since the order's last answer, in seconds.
         """
         if slot.life != self._life:
             return 0.0
@@ -335,7 +340,9 @@ class WorkerSlots:
                     await asyncio.sleep(RESTART_SECONDS)
 
     async def _live(self) -> int:
-        """Run one supervisor until it and all its workers have exited. Returns its exit status."""
+        """Run one supervisor until it and all its workers have exited, and return its exit
+        status.
+        """
         supervisor, begun = self._request(), self._life
         try:
             try:
@@ -367,8 +374,9 @@ class WorkerSlots:
         return self._fork_server.fork(wanted, (self._arena.fd, *inboxes))
 
     async def _talk(self, supervisor: SupervisorLink) -> bool:
-        """Receive the supervisor's messages until it exits. Returns False if it did not become
-        ready in time.
+        """Receive the supervisor's messages until it exits.
+
+        Returns False if it did not become ready in time.
         """
         channel = await AsyncChannel.open(supervisor.socket, FRONT)
         try:
@@ -390,7 +398,7 @@ class WorkerSlots:
             channel.close()
 
     def _report(self, ready: Answer) -> None:
-        """Handle a supervisor's first message. Missing sandbox restrictions are logged once."""
+        """Handle the first message of a supervisor. Log missing sandbox restrictions once."""
         assert isinstance(ready, WorkersReady)
         if ready.exposed and not self._life:
             log.warning(
@@ -406,8 +414,9 @@ class WorkerSlots:
 
 
 def _readers_of(tenant: str) -> tuple[str, str]:
-    """Return the tenants whose workers may read a tenant's bytes: the tenant itself, and the
-    probable tenant of bytes whose tenant is not known yet.
+    """Return the tenants whose workers may read the bytes of `tenant`.
+
+    These are the tenant itself, and the probable tenant of bytes whose tenant is not known yet.
     """
     return tenant, tenant.partition(UNSETTLED)[0]
 

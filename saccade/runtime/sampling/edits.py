@@ -1,5 +1,5 @@
-"""Changes to one sequence's logits before sampling: penalties for tokens that occurred before,
-logit biases, and bans of end tokens before the minimum length.
+"""Changes one sequence's logits before sampling. It applies penalties for tokens that occurred
+before, logit biases, and bans of end tokens before the minimum length.
 
 Each sequence's tokens and their counts are stored on the device, where sampled tokens are added
 without waiting for the host. Only the affected logits are read and written, because a pass over the
@@ -26,16 +26,18 @@ ROOM = 256
 def list_edits(
     params: SamplingParams, stop_ids: Sequence[int]
 ) -> tuple[Sequence[tuple[int, float]], Sequence[int]]:
-    """Return the logit biases (token, bias), and the tokens that are banned until the output has
-    its minimum length.
+    """Return the logit biases, and the tokens that are banned below the minimum length.
+
+    A bias is (token, bias).
     """
     banned = (*stop_ids, *params.stop_token_ids) if params.tokens_due(0) else ()
     return params.logit_bias, banned
 
 
 class History:
-    """The tokens of one sequence, which may contain duplicates, and how often each occurs in the
-    output.
+    """Stores the tokens of one sequence, and how often each occurs in the output.
+
+    The stored tokens may contain duplicates.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The logit edits of one sequence."""
+    """Changes the logits of one sequence as its sampling parameters require."""
 
     params: SamplingParams
     history: History | None  # `None` without penalties
@@ -78,7 +80,9 @@ class Edit:
     def of(
         cls, opened: Open, vocab_size: int, stop_ids: Sequence[int], device: torch.device
     ) -> Edit:
-        """Create the edits of a sequence, whose prompt and output so far are in `opened`."""
+        """Return the edits for the sequence in `opened`, which has its prompt and the output so
+        far.
+        """
         params, history, bias, bans = opened.sampling, None, None, None
         if params.penalties != NO_PENALTIES:
             history = History(opened.tokens, opened.prompt_length, vocab_size, device)
@@ -92,11 +96,12 @@ class Edit:
         return cls(params, history, bias, bans)
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """Change the next token's logits. A ban is ignored if it would leave no token.
+        """Change the next token's logits in place, and return `masked`.
 
-        The order is the same as in vLLM: first bans and biases, then penalties. The repetition
-        penalty (Keskar et al. 2019, CTRL) counts tokens of the prompt and the output. OpenAI's
-        presence and frequency penalties count tokens of the output.
+        A ban is ignored if it would leave no token. The order is the same as in vLLM: first bans
+        and biases, then penalties. The repetition penalty (Keskar et al. 2019, CTRL) counts tokens
+        of the prompt and the output. OpenAI's presence and frequency penalties count tokens of the
+        output.
         """
         if self.bans is not None and self.params.tokens_due(count):
             banned = row.index_select(0, self.bans)

@@ -1,4 +1,5 @@
-"""Draft tokens from a model's MTP (multi-token prediction) head, for speculative decoding.
+"""Generates draft tokens with a model's MTP (multi-token prediction) head, for speculative
+decoding.
 
 In each step, the head first computes all tokens of the batch, so that its own KV cache is complete.
 Then it drafts token by token for the rows that request draft tokens. Draft tokens do not change
@@ -22,7 +23,7 @@ from saccade.runtime.batch import Batcher
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Draft tokens to generate after a sampled token."""
+    """A sampled token, and how many draft tokens to generate after it."""
 
     slot: int
     at: int  # batch index from which the token was sampled
@@ -32,8 +33,9 @@ class DraftRequest:
 
 
 class HeadDrafter:
-    """Drafts with the MTP head. It is only used on CPUs, because it reads sampled tokens on the
-    host.
+    """Generates draft tokens with the MTP head.
+
+    It is only used on CPUs, because it reads sampled tokens on the host.
     """
 
     def __init__(self, head: DraftHead, attention: Attention, batcher: Batcher) -> None:
@@ -44,9 +46,9 @@ class HeadDrafter:
     def __call__(
         self, rows: Sequence[Row], batch: Batch, states: torch.Tensor, drawn: torch.Tensor
     ) -> tuple[HeadDrafts, ...]:
-        """Generate draft tokens for each row that requests them.
+        """Return draft tokens for each row that requests them.
 
-        states: the batch's hidden states [T, hidden], after the final norm.
+        states: the hidden states of the batch, [T, hidden], after the final norm.
         drawn: the sampled tokens [D], in row order.
         """
         tokens = drawn.tolist()
@@ -86,8 +88,8 @@ class HeadDrafter:
     def _following(self, rows: Sequence[Row], batch: Batch, drawn: Sequence[int]) -> torch.Tensor:
         """Return the token after each token of the batch, [T].
 
-        After a row's last token, it is the sampled token, the input of the same sequence's next
-        row, or the prompt's next token, or 0 if none of these exists.
+        The token after a row's last one is the sampled token, the input of the sequence's next row,
+        or the next token of the prompt. It is 0 if none of these exists.
         """
         following = torch.zeros_like(batch.tokens)
         following[:-1] = batch.tokens[1:]
@@ -107,11 +109,11 @@ class HeadDrafter:
 def _right_ends(
     rows: Sequence[Row], batch: Batch, drawn: Sequence[int]
 ) -> list[tuple[Row, int, int]]:
-    """For each row that requests draft tokens, find the last of the following rows whose draft
-    token was accepted.
+    """Return where to draft for each row that requests draft tokens.
 
-    Returns the row, the batch index of that accepted token (or of the row's own last token if none
-    was accepted), and the index in the sequence of the token that was sampled there.
+    That is after the last of the following rows whose draft token was accepted. Each result is the
+    row, the batch index of that accepted token (or of the row's own last token if none was
+    accepted), and the index in the sequence of the token that was sampled there.
     """
     found: list[tuple[Row, int, int]] = []
     token, going = -1, False
@@ -128,10 +130,10 @@ def _right_ends(
 
 
 def _next_images(batch: Batch) -> Batch:
-    """Return the batch with each row of image embeddings moved to the previous token, since the
-    head takes each token's successor as input.
+    """Return the batch with each row of image embeddings moved to the previous token.
 
-    Embeddings at a row's first token are dropped, because the previous token is not in the batch.
+    The head takes each token's successor as input. Embeddings at a row's first token are dropped,
+    because the previous token is not in the batch.
     """
     if not batch.splice_rows.shape[0]:
         return batch

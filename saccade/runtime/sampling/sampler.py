@@ -1,5 +1,5 @@
-"""Samples tokens from logits: bans and biases, then penalties, then sampling
-(`kernels/reference/sample.py`), in vLLM's order. It also computes log-probabilities.
+"""Samples tokens from logits, and computes log-probabilities. As in vLLM, bans and biases are
+applied first, then penalties, then sampling parameters (`kernels/reference/sample.py`).
 
 Each slot's parameters and token counts are on the device, so that the host can launch the next step
 immediately. A sampled token depends only on its own logits, the seed, and the number of tokens
@@ -39,7 +39,7 @@ def has_edits(opened: Open) -> bool:
 
 
 class RowByRow:
-    """A `SamplePart` that applies a `RowEdit` to each row. `make` creates the edit of a
+    """A `SamplePart` that applies a `RowEdit` to each row. `make` creates the edit for a
     sequence.
     """
 
@@ -67,8 +67,8 @@ class RowByRow:
 
 
 class SampleParts:
-    """The parts that edit logits, in the order in which they apply. A part is created for the first
-    sequence that needs it.
+    """Creates and orders the parts that edit logits. A part is created for the first sequence that
+    needs it.
     """
 
     def __init__(
@@ -114,15 +114,17 @@ GREEDY: Columns = 0.0, 0, 1.0, 0.0
 def finite_rows(values: torch.Tensor) -> torch.Tensor:
     """Return which rows of `values` [R, N] have only finite values, [R] bool.
 
-    It is used to end only the affected requests if a weight or an embedding is damaged, or a dtype
-    overflows. One pass suffices, because a sum is only finite if all its terms are.
+    If a weight or an embedding is damaged, or a dtype overflows, only the affected requests then
+    end. One pass suffices, because a sum is only finite if all its terms are.
     """
     return values.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
 def quieten(logits: torch.Tensor) -> torch.Tensor | None:
-    """Return `finite_rows`, and set all other rows of `logits` [D, V] to zero, because the sampling
-    kernels require finite values. Returns `None` on a CPU if all rows are finite.
+    """Set rows of `logits` [D, V] that are not finite to zero, because the sampling kernels require
+    finite values.
+
+    Returns `finite_rows`, or None on a CPU if all rows are finite.
     """
     if not logits.is_cuda and isfinite(logits.sum()):
         return None
@@ -133,9 +135,9 @@ def quieten(logits: torch.Tensor) -> torch.Tensor | None:
 
 
 def uniform(seed: int, count: int) -> float:
-    """Return a random number in [0, 1) for (seed, count).
+    """Return a random number in [0, 1) that depends only on `seed` and `count`.
 
-    It is computed by two rounds of splitmix64 (Steele, Lea, Flood 2014), of which 53 bits are used.
+    Two rounds of splitmix64 compute it (Steele, Lea, Flood 2014), of which 53 bits are used.
     """
     z = seed & _MASK
     for word in (count, 0x5ACCADE):
@@ -148,7 +150,7 @@ def uniform(seed: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Log-probabilities of W sampled rows."""
+    """The log-probabilities of W sampled rows."""
 
     rows: Sequence[int]  # [W]: indices among the rows that sample
     tops: Sequence[int]  # [W]: how many of the K most likely tokens to report for each
@@ -176,8 +178,10 @@ class Sampler:
         place: torch.device,
         ops: Ops | None = None,
     ) -> None:
-        """Allocate the tables. `stop_ids` are the model's end tokens, which a minimum length bans.
-        If `ops` is `None`, the device's operations are used.
+        """Allocate the tables.
+
+        stop_ids: the model's end tokens, which are banned below a minimum length.
+        ops: the operations to use. The default is those of the device.
         """
         self._ops = ops = ops or pick_ops(place, torch.float32)
         self._vocab_size = vocab_size
@@ -191,7 +195,7 @@ class Sampler:
         self._joined: dict[int, tuple[SamplePart, ...]] = {}
 
     def open(self, opened: Open) -> None:
-        """Add a sequence, whose prompt and output so far are in `opened`."""
+        """Add the sequence in `opened`, which has its prompt and the output so far."""
         slot, params = opened.slot, opened.sampling
         factor, limit, share, floor = params.columns
         # top-k may be a 64-bit number.
@@ -211,8 +215,8 @@ class Sampler:
             part.close(slot)
 
     def warm_up(self) -> None:
-        """Sample once with and without masks, to compile kernels that are compiled when
-        launched.
+        """Sample once with and once without masks, so that kernels are compiled before the first
+        request.
         """
         logits = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=self._device)
         slots = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -236,12 +240,13 @@ class Sampler:
         masks: torch.Tensor | None = None,
         masked: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, Report | None]:
-        """Sample one token per row of `logits` [D, V] float32, which are changed in place. Returns
-        tokens [D] int64, and log-probabilities if a row requests them.
+        """Sample one token per row of `logits` [D, V] float32, which are changed in place.
 
-        masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 is set if token i
-        may be sampled.
-        masked: the row of each mask; by default, there is one mask per row.
+        Returns tokens [D] int64, and log-probabilities if any row requests them, else None.
+
+        masks: [M, ceil(V / 32)] int32, on the device. Bit i % 32 of word i // 32 is set if token i
+            may be sampled.
+        masked: the row of each mask. By default, there is one mask per row.
         """
         wants = (
             [at for at, slot in enumerate(draws.rows) if slot in self._tops] if self._tops else []
@@ -265,7 +270,10 @@ class Sampler:
     def _report(
         self, raw: torch.Tensor, tokens: torch.Tensor, draws: Draws, wants: Sequence[int]
     ) -> Report:
-        """Return the report. `raw` has the log-probabilities of the rows `wants`, [W, V]."""
+        """Return the log-probabilities to report.
+
+        raw: the log-probabilities of the rows `wants`, [W, V].
+        """
         tops = [self._tops[draws.rows[at]] for at in wants]
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
@@ -279,7 +287,9 @@ class Sampler:
         masked: bool,
         later: RowMasks | None,
     ) -> torch.Tensor:
-        """Edit and sample all rows at once, and pass the tokens to the parts that count them."""
+        """Edit and sample all rows at once. Report the tokens to the parts that count them, and
+        return them.
+        """
         parts = self._parts_of(draws, depends) if depends else ()
         for part in parts:
             masked = part.edit(logits, draws, masked)
@@ -291,17 +301,17 @@ class Sampler:
         return tokens
 
     def _parts_of(self, draws: Draws, depends: Collection[int]) -> Sequence[SamplePart]:
-        """Return the parts of the rows' slots that are in `depends`, in the order in which they
-        apply.
-        """
+        """Return the parts that edit the slots in `depends`, in the order in which they apply."""
         joined = [self._joined[slot] for slot in depends if slot in draws.rows]
         return [part for part in self._parts.made if any(part in each for each in joined)]
 
     def _sample_in_order(
         self, logits: torch.Tensor, draws: Draws, depends: Collection[int], masked: bool
     ) -> torch.Tensor:
-        """Sample rows of one slot one after another, because the edits of later rows depend on the
-        tokens that earlier ones sample. Rows after a rejected draft token are skipped and get 0.
+        """Sample the rows of each slot one after another, and return the tokens [D].
+
+        The edits of later rows depend on the tokens that earlier ones sample. Rows after a rejected
+        draft token are skipped and get 0.
         """
         tokens = torch.zeros(len(draws.rows), dtype=torch.int64, device=logits.device)
         drawn: dict[

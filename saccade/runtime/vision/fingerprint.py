@@ -1,4 +1,4 @@
-"""A vision encoder's fingerprint. Embeddings are only reused by later runs and other servers if
+"""Computes a vision encoder's fingerprint. Later runs and other servers reuse embeddings only if
 their fingerprints match.
 """
 
@@ -29,8 +29,10 @@ def fingerprint_encoder(
     """Return a fingerprint of 16 bytes, which differs if the vision encoder's outputs differ.
 
     It is a hash of the output for a test image, and so depends on weights, quantization, dtype and
-    the type of device. `encode` encodes a canvas uint8 [H, W, 3] on `device`, with its grid, to
-    [num_tokens, embedding_width]. All ranks must call it.
+    the type of device. All ranks must call it.
+
+    encode: encodes a canvas uint8 [H, W, 3] on `device`, with its grid, to [num_tokens,
+        embedding_width].
     """
     height, width = spec.sample.canvas
     pixels = (

@@ -1,5 +1,6 @@
-"""One rank's work on images: it runs the vision encoder, and stores embeddings in all cache tiers,
-as plans specify. It also works without a language model, in an encoder server.
+"""Runs the vision encoder on one rank, and stores embeddings in all cache tiers, as plans specify.
+
+It also works without a language model, in a server that only encodes images.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class ImageExecutor:
-    """One rank's vision encoder and embeddings.
+    """Runs the vision encoder and stores the embeddings of one rank.
 
     tower: the vision encoder's fingerprint, or "" if it is not needed.
-    active: whether work of earlier steps may be in progress, so that each step must check it.
+    active: True if work of earlier steps may be in progress, so that each step must check it.
     """
 
     def __init__(
@@ -71,17 +72,20 @@ class ImageExecutor:
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
-        """(key, tokens) of embeddings that an earlier run left on disk, oldest first."""
+        """The (key, number of tokens) of each embedding that an earlier run left on disk, oldest
+        first.
+        """
         return self._disk.found if self._disk else ()
 
     @property
     def store(self) -> str:
-        """The directory of this model's embeddings that is shared with other servers, or ""."""
+        """The directory with this model's embeddings that other servers share, or ""."""
         return self._disk.shared if self._disk else ""
 
     def _fingerprint(self, spec: FamilySpec, config: EngineConfig) -> str:
-        """Return the vision encoder's fingerprint (hexadecimal), or "" if embeddings are not
-        exchanged with other servers or later runs. All ranks must call it.
+        """Return the vision encoder's fingerprint (hexadecimal). All ranks must call it.
+
+        Returns "" if embeddings are not exchanged with other servers or later runs.
         """
         if config.embeddings.folder is None and config.encoder.role == "all":
             return ""
@@ -91,7 +95,10 @@ class ImageExecutor:
         return fingerprint_encoder(spec, device, self._vision.encode_now, tower).hex()
 
     def begin_step(self, plan: Plan, pages: PageMemory | None = None) -> Step:
-        """Start a step. `pages` is passed to `Step`."""
+        """Start a step, and return it.
+
+        pages: the KV pages outside of device memory, for `Step`.
+        """
         self._encoding = bool(plan.encode) or (self._encoding and self._vision.busy)
         self.active = self._encoding or self._disk is not None
         return Step(plan, pages, self._vision if self._encoding else None, self._disk)
@@ -101,8 +108,10 @@ class ImageExecutor:
         return self._vision.adapt()
 
     def encode(self, plan: Plan, step: Step) -> None:
-        """Move embeddings between tiers, store those received from other servers, and run the part
-        of the vision encoder that the plan includes in this step.
+        """Move embeddings between tiers, store those received from other servers, and encode
+        images.
+
+        This runs the part of the vision encoder that the plan includes in this step.
         """
         seen = NO_TILES
         if self._tiles is not None and plan.encode:

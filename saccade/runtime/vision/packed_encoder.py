@@ -40,8 +40,9 @@ one has fewer patches than the kernels' smallest tile has rows, and the other ha
 
 
 class PackedEncoder:
-    """Runs the vision encoder of `net`. `like` is an empty embedding, with the dtype and device of
-    all embeddings.
+    """Runs the vision encoder of `net` on images of different sizes at once.
+
+    like: an empty tensor [0, width] with the embeddings' dtype and device.
     """
 
     def __init__(
@@ -64,21 +65,24 @@ class PackedEncoder:
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:
-        """Encode images, which are canvases uint8 [H, W, 3] on the device.
+        """Encode images, and return an embedding [num_tokens, embedding_width] for each.
 
-        Returns an embedding [num_tokens, embedding_width] for each, in separate storage.
+        Each embedding is in separate memory.
+
+        pixels: canvases uint8 [H, W, 3] on the device.
         """
         return drain(self.pieces(pixels, grids))
 
     def pieces(
         self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid], adapter: int = 0
     ) -> Generator[int, None, list[torch.Tensor]]:
-        """Encode images as `encode` does, in pieces: yield the cost of the next piece in
-        patch-blocks (patches times blocks), and compute that piece when resumed. The generator
-        returns the embeddings.
+        """Encode images as `encode` does, piece by piece.
 
-        Results are bit-identical whenever it is resumed. `adapter` is the index of the vision
-        encoder's adapter, or 0.
+        Yields the cost of the next piece in patch-blocks (patches times blocks), and computes that
+        piece when resumed. The generator returns the embeddings. Results do not depend on when it
+        is resumed.
+
+        adapter: the index of the vision encoder's adapter, or 0.
         """
         if not adapter:
             return (yield from self._pieces(pixels, grids, plain=False))
@@ -102,8 +106,8 @@ class PackedEncoder:
         return embeddings
 
     def split(self, rows: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Return an image's embedding, in separate memory, from the concatenated rows of
-        its tiles.
+        """Return an image's embedding, in separate memory, from the concatenated rows of its
+        tiles.
         """
         return self._vision.split(rows, [self._positions.facts(grid)])[0]
 
@@ -129,15 +133,18 @@ class PackedEncoder:
 
     @torch.inference_mode()
     def adapt(self) -> bool:
-        """Adapt the graphs to the sizes of recent images. Call it when the worker is idle. Returns
-        True if more captures are needed.
+        """Adapt the graphs to the sizes of recent images. Call it when the worker is idle.
+
+        Returns True if more captures are needed.
         """
         return self._graphs is not None and self._graphs.adapt()
 
     @torch.inference_mode()
     def encode_plainly(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Encode one image, a canvas uint8 [H, W, 3] on the device, without graphs. So the result
-        does not depend on the sizes of graphs.
+        """Encode one image without graphs, so that the result does not depend on the sizes of
+        graphs.
+
+        pixels: a canvas uint8 [H, W, 3] on the device.
         """
         facts = self._vision.grid_facts(grid)
         rows = self._vision.embed(pixels, facts)
@@ -148,7 +155,9 @@ class PackedEncoder:
         """Encode two blank images without graphs, to compile the kernels for long and short
         segments.
 
-        A no-op if the model has no vision encoder. `adapter` is as in `pieces`.
+        Does nothing if the model has no vision encoder.
+
+        adapter: as in `pieces`.
         """
         if not self._spec.sees_images:
             return
@@ -196,8 +205,10 @@ class PackedEncoder:
 def split_segments(
     lengths: Sequence[int], limit: int | None, device: torch.device
 ) -> tuple[Cut, ...]:
-    """Group consecutive segments into cuts of up to `limit` rows, and split longer segments evenly
-    into cuts of at least `limit` rows. If `limit` is `None`, all segments are in one cut.
+    """Divide consecutive segments into cuts, which attention computes one after another.
+
+    Short segments are grouped into cuts of up to `limit` rows. Longer segments are split evenly
+    into cuts of at least `limit` rows. If `limit` is None, all segments are in one cut.
     """
 
     def segments(each: Sequence[int]) -> Segments:
@@ -222,7 +233,7 @@ def split_segments(
 
 
 def drain(pieces: Generator[int, None, T]) -> T:
-    """Run all pieces and return the generator's result."""
+    """Compute all pieces, and return the generator's result."""
     while True:
         try:
             next(pieces)

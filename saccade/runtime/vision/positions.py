@@ -1,6 +1,7 @@
-"""A cache of data that depend only on an image's grid: the vision encoder's position tensors
-(`GridFacts`, on the device), and the rotary positions of the image's tokens (on the CPU). The model
-family computes both.
+"""Caches data that depend only on an image's grid.
+
+These are the position tensors of the vision encoder (`GridFacts`, on the device), and the rotary
+positions of image tokens (on the CPU). The model family computes both.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Kind = Literal["encoder", "text"]
 
 
 class PositionCache:
-    """An LRU cache of the positions for one network, with `budget` bytes for both kinds together.
+    """An LRU cache of image positions for one network, limited to `budget` bytes.
 
     A single entry may be larger than the budget. A budget of 0 disables the cache.
     """
@@ -42,7 +43,7 @@ class PositionCache:
         )
 
     def replace(self, vision: VisionNet) -> None:
-        """Clear the cache and use another vision encoder, of the same shape."""
+        """Clear the cache and use another vision encoder, which must have the same shape."""
         self._vision = vision
         self._entries.clear()
 
@@ -55,7 +56,7 @@ class PositionCache:
         return known
 
     def image(self, grid: Grid) -> npt.NDArray[np.int64]:
-        """Return `FamilySpec.image_positions` for a grid."""
+        """Return the rotary positions of an image's tokens (`FamilySpec.image_positions`)."""
         if (known := self._find("text", grid)) is None:
             known = self.spec.image_positions(grid)
             known.setflags(write=False)

@@ -1,5 +1,4 @@
 """CUDA streams in addition to the main stream, timing of their work, and pinned host memory.
-
 Imported only for GPUs.
 """
 
@@ -25,20 +24,20 @@ FIRST = -1
 def put_first(device: torch.device) -> None:
     """Give work that this thread launches from now on priority over other streams.
 
-    So a decode step does not wait for the vision encoder: it uses multiprocessors as they become
-    free.
+    A decode step then does not wait for the vision encoder to end, but uses multiprocessors as soon
+    as they become free.
     """
     torch.cuda.synchronize(device)  # wait for earlier work, such as copies of weights
     torch.cuda.set_stream(torch.cuda.Stream(device, priority=FIRST))
 
 
 class SideStream:
-    """A stream for background work, and a stream for copies to the device that need not wait for
-    the background work.
+    """A stream for background work, and another stream for copies to the device that need not wait
+    for this work.
 
     Work is launched on it inside `with side_stream:`. It waits for its uploads and for earlier work
     on the side stream, but for the surrounding stream only after `follow`. To use its results on
-    another stream, record an event on the side stream and wait for that.
+    another stream, record an event on the side stream and wait for this event.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +48,9 @@ class SideStream:
         self._follows = True  # the first work waits for copies of weights and buffers
 
     def follow(self) -> None:
-        """Make the side stream's next work wait for the surrounding stream's work so far."""
+        """Make the next work on the side stream wait for all current work on the surrounding
+        stream.
+        """
         self._follows = True
 
     def __enter__(self) -> Self:
@@ -74,7 +75,7 @@ class SideStream:
         return copies
 
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Prepare to use tensors that the surrounding stream computes in the next work."""
+        """Let the side stream's next work use tensors that the surrounding stream computes."""
         self.follow()
         for tensor in tensors:
             tensor.record_stream(self._stream)  # allocated on the surrounding stream
@@ -85,8 +86,8 @@ class SideStream:
 
 
 class StreamStopwatch:
-    """Like `vision_encoder.Stopwatch`, but measures work on the current stream, without waiting
-    until that has finished.
+    """Like `vision_encoder.Stopwatch`, but measures work on the current stream without waiting for
+    it.
     """
 
     def __init__(self) -> None:
@@ -111,15 +112,15 @@ class StreamStopwatch:
         return self.last.query()
 
     def read(self) -> tuple[float, float]:
-        """Wait until the work has finished. Returns the milliseconds of all parts, and
-        `time.monotonic()` of this call.
+        """Wait until the work has finished. Return the time of all parts in milliseconds, and
+        `time.monotonic()`.
         """
         self.last.synchronize()
         return sum(begin.elapsed_time(end) for begin, end in self._marks), time.monotonic()
 
 
 class Copies:
-    """A stream for copies of embeddings between host and device, in order.
+    """Copies embeddings between host and device in order, on a separate stream.
 
     Only users of a copy wait for it.
     """
@@ -131,11 +132,12 @@ class Copies:
     def to_host(
         self, rows: torch.Tensor, parts: Sequence[torch.Tensor], ready: torch.cuda.Event | None
     ) -> torch.cuda.Event:
-        """Copy rows [n, width] into consecutive pinned `parts`. Returns the event at the end of the
-        copy.
+        """Copy rows [n, width] into consecutive pinned `parts`.
 
-        ready: the event after which another stream has computed the rows. If it is `None`, the
-        current stream computes them.
+        Returns the event that is recorded at the end of the copy.
+
+        ready: the event that another stream records once it has computed the rows, or None if the
+            current stream computes them.
         """
         if ready is None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -150,8 +152,9 @@ class Copies:
         return done
 
     def to_device(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Copy host `parts` to the device, concatenated. Returns the rows, and the event at the end
-        of the copy.
+        """Copy host `parts` to the device, concatenated.
+
+        Returns the rows, and the event that is recorded at the end of the copy.
         """
         with torch.cuda.stream(self._stream):
             shape = (sum(map(len, parts)), parts[0].shape[1])

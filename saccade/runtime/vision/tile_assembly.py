@@ -18,7 +18,7 @@ from saccade.runtime.vision.packed_encoder import PackedEncoder
 
 @dataclass(frozen=True, slots=True)
 class CachedTiles:
-    """An image's tiles, and the rows of those that need not be encoded."""
+    """The tiles of an image, and the rows of those that need not be encoded."""
 
     tiles: tuple[CanvasTile, ...]
     rows: Mapping[int, torch.Tensor]  # by tile index, the rows copied from another image
@@ -31,7 +31,10 @@ class CachedTiles:
         return [tile for number, tile in enumerate(self.tiles) if number not in seen]
 
     def together(self, new: Iterator[torch.Tensor]) -> torch.Tensor:
-        """Concatenate the rows of all tiles. `new` yields the rows of encoded tiles, in order."""
+        """Return the rows of all tiles, concatenated in order.
+
+        new: yields the rows of the tiles that were encoded, in order.
+        """
         parts: list[torch.Tensor] = []
         for number in range(len(self.tiles)):
             if number in self.same:
@@ -43,7 +46,7 @@ class CachedTiles:
 
 
 class TileReader:
-    """Copies tiles' rows from embeddings. This must be done before the plan moves embeddings."""
+    """Copies the rows of cached tiles from embeddings, before the plan moves these embeddings."""
 
     def __init__(self, spec: FamilySpec, layout: TileLayout, embeddings: EmbeddingMemory) -> None:
         self._spec = spec
@@ -77,7 +80,10 @@ def encode_tiles(
     pixels: Sequence[torch.Tensor],
     seen: Mapping[ImageKey, CachedTiles],
 ) -> Generator[int, None, list[torch.Tensor]]:
-    """Encode images as `PackedEncoder.pieces` does, where some images have cached tiles."""
+    """Encode images as `PackedEncoder.pieces` does, but copy the rows of cached tiles.
+
+    seen: the cached tiles of each image that has any.
+    """
     parts, grids = [], []
     for encode, canvas in zip(encodes, pixels):
         if (held := seen.get(encode.key)) is None:

@@ -1,10 +1,10 @@
-"""Encodes the images of plans: it reads pixels from the arena and runs the vision encoder. An
-encoding may be split over several steps.
+"""Encodes the images of plans. It reads pixels from the arena, and runs the vision encoder. An
+encoding may be split over more than one step.
 
-Several ranks divide the work in one of two modes. "weights": each rank has a slice of the vision
-encoder and runs it on all images (tensor parallelism). "data": each rank runs the full vision
-encoder on some of the images, and the embeddings are gathered (data parallelism). On a single GPU,
-images are encoded on a separate stream, so that requests without these images continue.
+Ranks divide the work in one of two modes. "weights": each rank has a slice of the vision encoder
+and runs it on all images (tensor parallelism). "data": each rank runs the full vision encoder on
+some of the images, and the embeddings are gathered (data parallelism). On a single GPU, images are
+encoded on a separate stream, so that requests without these images continue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_ERROR_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An image's embedding."""
+    """An image's embedding, and the event to wait for before its use, if any."""
 
     key: ImageKey
     rows: torch.Tensor  # [num_tokens, embedding_width], in separate memory
@@ -49,7 +49,7 @@ class Encoded:
 
 
 class Stopwatch:
-    """Measures the time of work that consists of several parts, each inside `with stopwatch:`."""
+    """Measures the total time of parts of work, each inside `with stopwatch:`."""
 
     last = None  # no CUDA event
 
@@ -70,22 +70,24 @@ class Stopwatch:
         return True
 
     def read(self) -> tuple[float, float]:
-        """Return the milliseconds of all parts, and `time.monotonic()` at the end of the last."""
+        """Return the time of all parts in milliseconds, and `time.monotonic()` at the end of the
+        last one.
+        """
         return 1e3 * self._seconds, self._ended
 
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """Images that are encoded together, and their progress. Costs are in patch-blocks: the number
-    of patches times the vision encoder's blocks.
+    """Images that are encoded together, and their progress.
 
-    `cost` and `spent` are equal on all ranks, so that the encoding ends in the same step on all of
-    them. `done` and `following` concern this rank.
+    Costs are in patch-blocks: the number of patches times the vision encoder's blocks. `cost` and
+    `spent` are equal on all ranks, so that the encoding ends in the same step on all of them.
+    `done` and `following` concern this rank.
     """
 
     encodes: Sequence[Encode]
     pieces: Generator[int, None, list[torch.Tensor]]
-    cost: int  # on the rank with the most work
+    cost: int  # cost on the rank with the most work
     watch: Stopwatch | StreamStopwatch
     seen: Mapping[ImageKey, CachedTiles]  # tiles of images that are partly cached
     spent: int = 0  # part of `cost` that steps have been assigned
@@ -109,7 +111,7 @@ class Encoding:
 
 
 class VisionEncoder:
-    """Encodes the images of plans."""
+    """Encodes the images of plans on one rank, over as many steps as the plans allow."""
 
     def __init__(
         self,
@@ -120,7 +122,10 @@ class VisionEncoder:
         shard: Shard,
         mode: EncoderMode,
     ) -> None:
-        """`like` is an empty embedding, with the dtype and device of all embeddings."""
+        """Start without images.
+
+        like: an empty tensor [0, width] with the embeddings' dtype and device.
+        """
         self._spec = spec
         self._encoder = encoder
         self._arena = arena
@@ -145,8 +150,9 @@ class VisionEncoder:
     ) -> None:
         """Queue images for encoding. Images with different adapters are encoded separately.
 
-        Their pixels must not be overwritten until `ended` has reported the images. `seen` has the
-        cached tiles of images with `Encode.copies`.
+        Their pixels must not be overwritten until `ended` has reported the images.
+
+        seen: the cached tiles of images with `Encode.copies`.
         """
         if seen and self._side_stream is not None:
             self._side_stream.take([rows for each in seen.values() for rows in each.rows.values()])
@@ -197,8 +203,10 @@ class VisionEncoder:
         )
 
     def take_over(self, encode: Encode) -> Encoded:
-        """Copy an embedding that another server has computed from the arena, where it is stored
-        instead of pixels. The arena may be overwritten after the call.
+        """Copy an embedding that another server has computed from the arena, and return it.
+
+        The slot in the arena has the embedding instead of pixels. It may be overwritten after the
+        call.
         """
         width = self._spec.embedding_width
         nbytes = encode.given * width * self._like.element_size()
@@ -210,9 +218,9 @@ class VisionEncoder:
     def advance(self, tower: int) -> list[Encoded]:
         """Run up to `tower` patch-blocks (as in `Plan.tower`) of the encodings in progress.
 
-        Up to half of them are for the encoding that is closest to its end, so that small images
-        overtake large ones. The rest is for encodings in order, with those that no request waits
-        for last. Returns the embeddings that were completed, or on a GPU launched.
+        Returns the embeddings that were completed, or on a GPU launched. Up to half of the
+        patch-blocks are for the encoding that is closest to its end, so that small images overtake
+        large ones. The rest is for encodings in order. Those that no request waits for come last.
         """
         left = max(0, tower) if tower else math.inf
         quick = left / 2
@@ -255,10 +263,11 @@ class VisionEncoder:
         return found
 
     def ended(self, *, wait: bool = False) -> tuple[tuple[ImageKey, float, float], ...]:
-        """Return the images whose encoding has finished since the last call, each with milliseconds
-        and `time.monotonic()` at the end.
+        """Return the images whose encoding has finished since the last call.
 
-        wait: if an image is being computed and none has finished, wait for one.
+        Each has its key, the time in milliseconds, and `time.monotonic()` at the end.
+
+        wait: True to wait for an image if one is being computed and none has finished.
         """
         found: list[tuple[ImageKey, float, float]] = []
         while self._ended and (self._ended[0].watch.done() or (wait and not found)):
@@ -289,8 +298,9 @@ class VisionEncoder:
         return bool(self._ended) and self._ended[0].watch.done()
 
     def encode_now(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Encode an image, a canvas uint8 [H, W, 3] on the device, without graphs. The embedding
-        can be used on any stream.
+        """Encode an image without graphs, and return an embedding that any stream can use.
+
+        pixels: a canvas uint8 [H, W, 3] on the device.
         """
         if self._side_stream is not None:
             self._side_stream.follow()  # the surrounding stream computes the pixels
@@ -301,8 +311,9 @@ class VisionEncoder:
         return embedding
 
     def adapt(self) -> bool:
-        """Adapt the graphs to the sizes of recent images. Call it when the worker is idle. Returns
-        True if more captures are needed.
+        """Adapt the graphs to the sizes of recent images. Call it when the worker is idle.
+
+        Returns True if more captures are needed.
         """
         if self._side_stream is not None:
             # An encoding for a disconnected client may still be running and use the same buffers.
@@ -345,7 +356,7 @@ def is_fatal(error: Exception, device: torch.device) -> bool:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the reason for `StepResult.failed`: "" if memory ran out."""
+    """Return the reason for `StepResult.failed`, which is "" if memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return ""
     words = str(error).strip()
@@ -355,8 +366,9 @@ def describe_failure(error: Exception) -> str:
 def share_ms(
     encodes: Sequence[Encode], ms: float, ended: float
 ) -> list[tuple[ImageKey, float, float]]:
-    """Divide an encoding's time among its images by their patches. Returns (key, ms, end)
-    for each.
+    """Divide an encoding's time among its images in proportion to their patches.
+
+    Returns (key, milliseconds, end) for each.
     """
     patches = [encode.patches for encode in encodes]
     return [
@@ -365,7 +377,8 @@ def share_ms(
 
 
 def split_evenly(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Split `costs` into `parts` groups with about equal sums. Returns the indices in each group.
+    """Split `costs` into `parts` groups with about equal sums, and return the indices in each
+    group.
 
     The largest remaining cost is added to the group with the lowest sum (Graham 1969).
     """

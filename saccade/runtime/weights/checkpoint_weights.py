@@ -1,8 +1,8 @@
 """Loads a network's weights from a checkpoint, in safetensors or in a plugin's format
 (`nn.weights.Weights`).
 
-Each tensor is read when its layer is built: only this rank's slice, and directly into the layer's
-storage. So peak memory is about the size of the model.
+Each tensor is read when its layer is built. Only this rank's slice is read, directly into the
+memory of the layer. So peak memory is about the size of the model.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def load_net(
     """Build the network of `spec` with the weights in `folder`.
 
     shard: this rank's slice of the network.
-    encoder: whether each rank has a slice of the vision encoder ("weights") or all of it ("data").
+    encoder: "weights" if each rank has a slice of the vision encoder, "data" if it has all of it.
     load_format: "dummy" uses random weights and reads no weight file.
     tally: counts the quantized matrices.
     on_progress: called with the bytes read so far, and the total bytes.
-    ops: by default, the device's operations.
+    ops: the operations to use. The default is those of the device.
     tower: updated with this rank's weights of the vision encoder.
     file: read the weights from this file (in safetensors' layout), and only config.json from
-    `folder`.
+        `folder`.
 
     Raises ConfigError if the device does not support the quantization. Raises CheckpointError, with
     the file and the tensor's name, if a tensor is missing, has another shape, is damaged or not
@@ -138,9 +138,9 @@ def load_tower(
     tally: LoadTally | None = None,
     on_progress: ReportProgress = ignore_progress,
 ) -> TowerNet:
-    """Build only the vision encoder, as `load_net` does. The language model is not read.
+    """Build and return only the vision encoder. The language model is not read.
 
-    Raises ConfigError, CheckpointError.
+    The arguments are those of `load_net`. Raises ConfigError, CheckpointError.
     """
     model = family_model(spec)
     encoder_shard = shard if encoder == "weights" else UNSHARDED
@@ -168,10 +168,11 @@ def choose_policy(
     ops: Ops,
     tally: LoadTally,
 ) -> QuantPolicy:
-    """Return which matrices are quantized in memory, by the options and the device. `projection` is
-    as in `QuantPolicy`.
+    """Return which matrices are quantized in memory, given the options and the device.
 
     Raises ConfigError if the device does not support the quantization.
+
+    projection: as in `QuantPolicy`.
     """
     made = quantization if quantization in ("int8", "int4") else None
     if made:
@@ -188,10 +189,10 @@ def choose_policy(
 
 
 def has_int4(ops: Ops, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if matrices that are stored in 4 bits are kept in 4 bits.
+    """Return True if matrices that are stored in 4 bits stay in 4 bits.
 
-    This is not done for float32 on a CPU: the kernels quantize activations to 8 bits, and a user of
-    float32 does not expect that.
+    This is not done for float32 on a CPU. The kernels quantize activations to 8 bits, which a user
+    of float32 does not expect.
     """
     return ops.takes_int4 and (device.type != "cpu" or dtype != torch.float32)
 
@@ -200,7 +201,7 @@ Net = TypeVar("Net", bound=TowerNet)
 
 
 def quantises_tower(wanted: TowerQuantization, device: torch.device) -> bool:
-    """Return True if the vision encoder is to be quantized.
+    """Return True if the vision encoder should be quantized.
 
     Raises ConfigError if the device does not support int8 matrices.
     """
@@ -210,8 +211,9 @@ def quantises_tower(wanted: TowerQuantization, device: torch.device) -> bool:
 
 
 def check_language(policy: QuantPolicy, net: Net) -> Net:
-    """Return `net`. Raises ConfigError if quantization was requested but no matrix was
-    quantized.
+    """Return `net`.
+
+    Raises ConfigError if quantization was requested but no matrix was quantized.
     """
     if policy.made and not policy.tally.kinds:
         raise ConfigError(
@@ -246,13 +248,13 @@ def _warn_of(unused: Sequence[str], folder: Path) -> None:
 
 
 class TowerDigest:
-    """A hash of the vision encoder's weights that this rank has loaded."""
+    """Computes a hash of the vision encoder's weights that this rank has loaded."""
 
     def __init__(self) -> None:
         self._hash = blake3()
 
     def add_tensor(self, part: Part, values: torch.Tensor) -> None:
-        """Add a tensor's loaded `values`, unless it belongs to the language model."""
+        """Add the loaded `values` of a tensor, unless it belongs to the language model."""
         if not of_language(part.name):
             self._hash.update(repr((part, values.dtype)).encode())
             self._hash.update(values.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -264,8 +266,9 @@ class TowerDigest:
 class CheckpointWeights:
     """Loads tensors from the files of a directory, by the family's canonical names.
 
-    `config` is config.json, which specifies quantized tensors; if it is `None`, no tensor is
-    quantized. Use it as a context manager: on exit, all bytes are reported as read.
+    Use it as a context manager: on exit, all bytes are reported as read.
+
+    config: config.json, which specifies quantized tensors, or None if no tensor is quantized.
     """
 
     def __init__(
@@ -342,10 +345,10 @@ class CheckpointWeights:
             self._tower.add_tensor(Part(name, tuple(values.shape)), values)
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
-        """Check that all tensors have supported formats, except those that are `harmless`.
+        """Raise CheckpointError unless all tensors that are not `harmless` have supported formats.
 
-        Quantized tensors are supported only if config.json specifies their quantization. Raises
-        CheckpointError with the file, the tensor's name and its format.
+        Quantized tensors are supported only if config.json specifies their quantization. The error
+        has the file, the tensor's name and its format.
         """
         for name, kind, shape in self._files.by_file():
             if kind in FORMATS | BUFFERS or harmless(name):
@@ -359,11 +362,10 @@ class CheckpointWeights:
         return sorted(name for name in self._files.unasked() if not ignores(name))
 
     def _stored(self, name: str) -> StoredTensor:
-        """Return the tensor `name`, quantized or plain. A missing tensor is returned as plain, and
-        `check` raises for it.
+        """Return the tensor `name`, quantized or plain.
 
-        Raises CheckpointError if the tensor should be quantized according to config.json and is
-        not.
+        A missing tensor is returned as plain, and `check` raises for it. Raises CheckpointError if
+        the tensor should be quantized according to config.json and is not.
         """
         files, stored = self._files, None
         if self._forms is not None:

@@ -20,7 +20,7 @@ from saccade.runtime.weights.stored import in_memory
 
 
 class DummyWeights:
-    """Random weights, which depend only on the tensor's name.
+    """Generates random weights, which depend only on the tensor's name.
 
     They are scaled so that activations stay finite. Weights of norms are 1.
     """
@@ -65,7 +65,7 @@ class DummyWeights:
             return torch.cat(made).to(self.dtype)
 
     def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return the full tensor `name`."""
+        """Return all values of the tensor `name`."""
         if not shape:  # a bound of activations
             return torch.full((1,), -math.inf if name.endswith("min") else math.inf)
         if len(shape) == 1:

@@ -1,4 +1,4 @@
-"""The scales for an 8-bit KV cache that a checkpoint may contain (`k_scale` and `v_scale`, as
+"""Reads the scales for an 8-bit KV cache that a checkpoint may contain (`k_scale` and `v_scale`, as
 written by llm-compressor).
 """
 
@@ -18,10 +18,11 @@ NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.([kv])_scale$")
 
 
 def read_kv_scales(folder: Path, layers: int) -> tuple[tuple[float, float], ...]:
-    """Read the scales (keys, values) of each layer. Returns () if the checkpoint has no scales.
+    """Return the scales (keys, values) of each layer, or () if the checkpoint has no scales.
 
-    `layers` is the number of layers that cache keys and values. Raises CheckpointError unless each
-    of these has two scales, which are numbers above 0.
+    Raises CheckpointError unless each layer has two scales, which are numbers above 0.
+
+    layers: the number of layers that cache keys and values.
     """
     found: dict[tuple[int, str], float] = {}
     for path in weight_files(folder):

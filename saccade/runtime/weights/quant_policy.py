@@ -1,6 +1,4 @@
-"""Quantization at load: which matrices are quantized in memory, and statistics about them for the
-startup log.
-"""
+"""Decides which matrices are quantized in memory at load, and counts them for the startup log."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ COSTS: Mapping[Kind, str] = {
 
 @dataclass(slots=True)
 class KindTally:
-    """Statistics of the matrices of one kind."""
+    """Counts the quantized matrices of one format."""
 
     count: int = 0
     made: int = 0  # how many were quantized at load; the others are quantized in the checkpoint
@@ -59,7 +57,10 @@ class KindTally:
         self.dense += dense
 
     def line(self, where: Where, kind: Kind, name: str) -> str:
-        """Describe the matrices in one line. `name` is the network's dtype."""
+        """Return one line about the matrices for the startup log.
+
+        name: the network's dtype.
+        """
         whence = "made at load" if self.made else "as the checkpoint has them"
         told = self.made and where == "language model" and kind in COSTS
         cost = f" ({COSTS[kind]})" if told else ""
@@ -71,7 +72,7 @@ class KindTally:
 
 @dataclass(slots=True)
 class LoadTally:
-    """Statistics of a checkpoint's quantized matrices, on this rank."""
+    """Counts a checkpoint's quantized matrices on this rank."""
 
     # the language model's quantized matrices
     kinds: dict[Kind, KindTally] = field(default_factory=dict)
@@ -86,16 +87,16 @@ class LoadTally:
     losses: dict[str, float] = field(default_factory=dict)
 
     def count_int8(self, matrix: Int8Matrix, item: int, *, made: bool = False) -> None:
-        """Count a matrix. Call it before the matrix is packed.
+        """Count an int8 matrix. Call this before the matrix is packed.
 
-        item: bytes per value in the network's dtype.
-        made: whether it was quantized at load.
+        item: the bytes per value in the network's dtype.
+        made: True if the matrix was quantized at load.
         """
         self._int8(self.kinds.setdefault("int8", KindTally()), matrix, item, made)
 
     def count_tower(self, matrix: Int8Matrix, item: int) -> None:
-        """Count a matrix of the vision encoder that was quantized at load. Call it before the
-        matrix is packed.
+        """Count a matrix of the vision encoder that was quantized at load. Call this before it is
+        packed.
         """
         self._int8(self.tower, matrix, item, made=True)
 
@@ -114,15 +115,18 @@ class LoadTally:
         kept.add_matrix(values + matrix.scales.nbytes, values * item, made)
 
     def count_restored(self, stored: int, target: torch.Tensor) -> None:
-        """Count a matrix that was dequantized to `target`. `stored` is its size in the
-        checkpoint.
+        """Count a matrix that was dequantized to `target`.
+
+        stored: the size of the matrix in the checkpoint, in bytes.
         """
         self.restored += 1
         self.restored_bytes += target.nbytes
         self.stored_bytes += stored
 
     def line(self, dtype: torch.dtype) -> str:
-        """Describe the quantized matrices for the startup log. Returns "" if there are none."""
+        """Return a text about the quantized matrices for the startup log, or "" if there are
+        none.
+        """
         name = str(dtype).removeprefix("torch.")
         said = []
         for kind in get_args(Kind):
@@ -147,8 +151,10 @@ class LoadTally:
 
 
 def check_int8(said: str, instead: str, device: torch.device) -> None:
-    """Raise ConfigError if the device does not support int8 matrices. `said` and `instead` are the
-    option that requires it and an alternative, for the message.
+    """Raise ConfigError if the device does not support int8 matrices.
+
+    said: the option that requires int8, for the message.
+    instead: an alternative, for the message.
     """
     if device.type != "cpu" or not runs_int8():
         raise ConfigError(
@@ -169,7 +175,7 @@ def check_made(made: Made, device: torch.device, ops: Ops) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QuantPolicy:
-    """Which matrices are quantized in memory."""
+    """Decides which matrices are quantized in memory, and converts them."""
 
     projection: Callable[[str], bool]  # whether a matrix, by canonical name, may be quantized
     made: Made | None  # the format to which all of these are quantized at load
@@ -180,13 +186,14 @@ class QuantPolicy:
     tower: bool = False  # quantize the vision encoder to int8
 
     def int4(self, name: str) -> bool:
-        """Return True if a matrix that is stored in 4 bits is kept in 4 bits. Experts are not,
-        because on a GPU all experts are one tensor.
+        """Return True if a matrix that is stored in 4 bits stays in 4 bits.
+
+        Experts do not, because on a GPU all experts are one tensor.
         """
         return self.few and self.projection(name) and ".experts." not in name
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part], ops: Ops) -> Matrix:
-        """Convert `weight`, which was loaded for `parts`, to a matrix in the chosen format.
+        """Return `weight`, which was loaded for `parts`, as a matrix in the chosen format.
 
         Output heads are quantized to 8 bits at least, because they choose among many tokens.
         """

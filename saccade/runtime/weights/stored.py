@@ -1,6 +1,7 @@
-"""How a checkpoint's tensors are stored, and how they are loaded. `checkpoint_weights.py` loads
-each tensor through the interface `StoredTensor`. This module implements unquantized tensors
-(`PlainTensor`), and plugins implement quantized ones.
+"""Loads the tensors of a checkpoint in the formats in which they are stored.
+
+`checkpoint_weights.py` loads each tensor through the interface `StoredTensor`. This module
+implements unquantized tensors (`PlainTensor`), and plugins implement quantized ones.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ CHUNK_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """The files of a checkpoint that is being loaded, and the network's dtype, device, operations
-    and quantization.
+    """A checkpoint that is being loaded, and the dtype, device, operations and quantization of its
+    network.
     """
 
     files: TensorFiles
@@ -44,7 +45,7 @@ class LoadContext:
 
 
 class StoredTensor(ABC):
-    """A tensor of a checkpoint, with its canonical name.
+    """A tensor of a checkpoint, with its canonical name and its stored format.
 
     All methods raise CheckpointError, with the file and the tensor's name, if the tensor is
     missing, has another shape, or has values that are damaged or not finite.
@@ -58,40 +59,45 @@ class StoredTensor(ABC):
 
     @abstractmethod
     def check(self, part: Part) -> None:
-        """Raise CheckpointError unless the tensor exists, in a supported format, with the shape
-        that config.json requires. It also marks the tensor as used.
+        """Raise CheckpointError unless the tensor exists, in a supported format and the right
+        shape.
+
+        config.json determines the shape. This also marks the tensor as used.
         """
 
     @abstractmethod
     def restore(self, part: Part, target: torch.Tensor) -> None:
-        """Load the slice `part` into `target`, and convert it to the dtype of `target`. Call it
-        after `check`.
-        """
+        """Load the slice `part` into `target`, converted to its dtype. Call `check` before."""
 
     def equals(self, _part: Part, _values: torch.Tensor) -> bool:
-        """Return True if the rows that `_part` selects have these values, converted to the values'
-        dtype. It is always False for a quantized tensor, because its values depend on
-        dequantization.
+        """Return True if the rows that `_part` selects equal `_values`, converted to their dtype.
+
+        It is always False for a quantized tensor, because its values depend on dequantization.
         """
         return False
 
     def product(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Matrix | None:
-        """Concatenate the given tensors to one matrix in their stored quantized format. This tensor
-        is the first of them. Returns `None` if they must be dequantized.
+        """Concatenate the given tensors to one matrix in their stored quantized format.
+
+        This tensor is the first of them. Returns None if they must be dequantized.
         """
         return None
 
     def product_kind(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Kind | None:
-        """Return the format of the matrix that `product` would return, from the files' headers
-        only. Returns `None` if the tensors must be dequantized.
+        """Return the format of the matrix that `product` would return, or None for dequantization.
+
+        This only reads the headers of files.
         """
         return None
 
     def experts(
         self, _stored: Sequence[StoredTensor], _parts: Sequence[Part], _turned: bool, /
     ) -> Fp8Experts | None:
-        """Concatenate experts' tensors without dequantizing them, or return `None` if they must be
-        dequantized. If `_turned` is true, they are [experts, in, out] (see `Weights.load_experts`).
+        """Concatenate the tensors of experts without dequantizing them.
+
+        Returns None if they must be dequantized.
+
+        _turned: True if they are [experts, in, out] (see `Weights.load_experts`).
         """
         return None
 
@@ -113,32 +119,36 @@ class StoredTensor(ABC):
 
 
 class StoredForms(Protocol):
-    """The tensors of a checkpoint that are quantized according to config.json."""
+    """Finds the tensors of a checkpoint that are quantized according to config.json."""
 
     def __contains__(self, name: object, /) -> bool:
-        """Return True if the tensor `name` is stored as several tensors with other names."""
+        """Return True if the tensor `name` is stored as more than one tensor, with other names."""
         ...
 
     def find(self, name: str) -> StoredTensor | None:
-        """Return the quantized tensor `name`, or `None` if it is not quantized. Raises
+        """Return the quantized tensor `name`, or None if it is not quantized. Raises
         CheckpointError.
         """
         ...
 
     def reads(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True if the tensor `name` of a file has a supported quantized format. Raises
-        CheckpointError.
+        """Return True if the tensor `name` of a file has a supported quantized format.
+
+        Raises CheckpointError.
         """
         ...
 
     def ignores(self, name: str) -> bool:
-        """Return True if no layer needs the tensor `name` of a file."""
+        """Return True if no layer needs the tensor that a file calls `name`."""
         ...
 
 
 def find_forms(config: Section, loading: LoadContext) -> StoredForms | None:
-    """Return the quantized tensors of a checkpoint, or `None` if it is not quantized. `config` is
-    its config.json. Raises CheckpointError.
+    """Return the quantized tensors of a checkpoint, or None if it is not quantized.
+
+    Raises CheckpointError.
+
+    config: the content of config.json.
     """
     if read := builder(lambda plugin: plugin.checkpoints.stored_forms, config):
         forms: StoredForms | None = read(config, loading)
@@ -169,15 +179,19 @@ class PlainTensor(StoredTensor):
 
 
 def row_chunks(part: Part) -> Iterator[Part]:
-    """Split the rows that `part` selects into parts of `CHUNK_ROWS` rows."""
+    """Split the rows that `part` selects into parts of at most `CHUNK_ROWS` rows."""
     first, end, _ = part.index[0].indices(part.shape[0]) if part.index else (0, part.shape[0], 1)
     for start in range(first, end, CHUNK_ROWS):
         yield Part(part.name, part.shape, (slice(start, min(start + CHUNK_ROWS, end)),))
 
 
 def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None:
-    """Raise CheckpointError unless the tensor exists, has one of the formats (safetensors' dtypes),
-    and has the shape of `part`. It also marks it as used.
+    """Raise CheckpointError unless the tensor exists and has one of the formats and the shape of
+    `part`.
+
+    This also marks the tensor as used.
+
+    formats: names of dtypes in safetensors.
     """
     files.mark_asked([part.name])
     if part.name not in files:
@@ -201,7 +215,7 @@ def unreadable(files: TensorFiles, name: str, kind: str) -> CheckpointError:
 
 @contextmanager
 def in_memory(parts: Sequence[Part]) -> Iterator[None]:
-    """Convert an out-of-memory error in the body to a CheckpointError that lists the parts."""
+    """Convert an out-of-memory error in the context to a CheckpointError that lists the parts."""
     try:
         yield
     except RuntimeError as error:  # on a CPU, torch has no specific class for it

@@ -1,6 +1,8 @@
-"""Access to the tensors in a checkpoint's files, in safetensors or in a plugin's format, by the
-names that layers use. It can describe tensors, read slices of them, and list tensors that no layer
-uses. It also reports the progress of loading.
+"""Reads the tensors in a checkpoint's files, in safetensors or in a plugin's format, by the names
+that layers use.
+
+It can describe tensors, read slices of them, and list tensors that no layer uses. It also reports
+the progress of loading.
 """
 
 from __future__ import annotations
@@ -21,18 +23,19 @@ from saccade.nn.weights import Part
 
 
 class TensorFiles:
-    """The tensors in the files of a directory, or in one file, by canonical names. `total` is the
-    size of the files in bytes.
+    """Finds and reads tensors in the files of a directory, or in one file, by canonical names.
 
-    A file is opened once to describe its tensors, and again for each tensor that is read, because
-    bytes that were read count as memory of this process as long as their mapping exists.
+    `total` is the size of the files in bytes. A file is opened once to describe its tensors, and
+    again for each tensor that is read, because bytes that were read count as memory of this process
+    as long as their mapping exists.
     """
 
     def __init__(self, folder: Path, canonical_name: Callable[[str], str]) -> None:
-        """Open all files and list their tensors. `canonical_name` converts a tensor's name in the
-        file to the name that layers use.
+        """Open all files and list their tensors.
 
         Raises CheckpointError if a file is missing or cannot be opened.
+
+        canonical_name: converts the name of a tensor in the file to the name that layers use.
         """
         files = weight_files(folder)
         self.folder = folder
@@ -52,7 +55,9 @@ class TensorFiles:
         return iter(self._places)
 
     def by_file(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """Yield each tensor's canonical name, dtype (safetensors' name) and shape, file by file."""
+        """Yield the canonical name, dtype (safetensors' name) and shape of each tensor, file by
+        file.
+        """
         names: dict[Path, list[tuple[str, str]]] = {}
         for canonical, (path, name) in self._places.items():
             names.setdefault(path, []).append((canonical, name))
@@ -63,11 +68,11 @@ class TensorFiles:
                 yield canonical, stored.get_dtype(), tuple(stored.get_shape())
 
     def locate(self, name: str) -> tuple[Path, str]:
-        """Return the file of an existing tensor, and its name in that file."""
+        """Return the file of a tensor, and its name in that file. The tensor must exist."""
         return self._places[name]
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return a tensor's dtype (safetensors' name) and shape. Raises CheckpointError."""
+        """Return the dtype (safetensors' name) and shape of a tensor. Raises CheckpointError."""
         path, stored_name = self._places[name]
         try:
             stored = self._files[path].get_slice(stored_name)
@@ -76,7 +81,7 @@ class TensorFiles:
             raise self.wrong(name, f"cannot be read: {error}") from error
 
     def wrong(self, name: str, why: str) -> CheckpointError:
-        """Create an error about an existing tensor, with its file and its name in the file."""
+        """Return an error about an existing tensor, with its file and its name in the file."""
         path, stored_name = self._places[name]
         return CheckpointError(f"{path}: tensor {stored_name} {why}")
 
@@ -90,7 +95,7 @@ class TensorFiles:
         self._asked.update(names)
 
     def read_slice(self, part: Part) -> torch.Tensor:
-        """Read a slice in the dtype of the file. Raises CheckpointError.
+        """Read a slice in the dtype of the file, and return it. Raises CheckpointError.
 
         If the slice is the full tensor, the result is a view of the mapped file.
         """
@@ -111,7 +116,9 @@ class TensorFiles:
 
 
 class TensorSlice(Protocol):
-    """One tensor in a file. Indexing it reads the slice. The dtype is safetensors' name."""
+    """One tensor in a file. Indexing it reads the slice. `get_dtype` returns safetensors' name of
+    the dtype.
+    """
 
     def get_shape(self) -> Sequence[int]: ...
     def get_dtype(self) -> str: ...
@@ -127,10 +134,10 @@ class TensorFile(Protocol):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return a checkpoint's weight files: those in its index if it has one, otherwise all in the
-    directory. If `folder` is a file, return that file.
+    """Return the weight files of a checkpoint.
 
-    Raises CheckpointError if there is no file or one is missing.
+    These are the files in its index if it has one, otherwise all in the directory. If `folder` is a
+    file, return that file. Raises CheckpointError if there is no file or one is missing.
     """
     if folder.is_file():
         return [folder]
@@ -188,12 +195,12 @@ class ProgressReporter:
         on_progress(0, total)
 
     def update(self, nbytes: int) -> None:
-        """Add `nbytes` to the bytes read."""
+        """Add `nbytes` to the bytes read, and report progress if it is due."""
         self._done += nbytes
         if (now := time.monotonic()) - self._at >= REPORT_SECONDS:
             self._at = now
             self._on_progress(min(self._done, self._total), self._total)
 
     def close(self) -> None:
-        """Report all bytes as read. The remaining bytes are of tensors that no layer uses."""
+        """Report all bytes as read. The bytes not read so far are of tensors that no layer uses."""
         self._on_progress(self._total, self._total)

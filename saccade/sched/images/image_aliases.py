@@ -23,7 +23,7 @@ REMEMBERED = 1 << 15
 
 
 class ImageAliases:
-    """Images by the hash of their pixels."""
+    """Finds images with equal pixels, and makes sequences use one embedding for all of them."""
 
     def __init__(
         self, lives: Callable[[ImageKey], bool], users: dict[ImageKey, list[Sequence]]
@@ -32,7 +32,7 @@ class ImageAliases:
 
         lives: returns True if an image's embedding is cached, or will be without another request to
             the front.
-        users: the sequences that use an image, by the key in use. This class updates it.
+        users: maps the key in use to the sequences that use this image. This class updates it.
         """
         self._lives = lives
         self._users = users
@@ -41,9 +41,12 @@ class ImageAliases:
         self.found: list[tuple[ImageKey, Image]] = []  # new aliases, until `take_found`
 
     def arrived(self, image: Image, pixels: bytes) -> Image | None:
-        """Record the hash of an image's pixels. The image has no embedding.
+        """Record the hash of the pixels of an image that has no embedding.
 
-        If it is an alias, return the image whose embedding is used instead from now on.
+        If another image with equal pixels has an embedding, return that image, and use it from now
+        on. Otherwise return None.
+
+        pixels: the hash.
         """
         name = pixels, image.key.salt
         first = self._first.get(name)
@@ -58,17 +61,20 @@ class ImageAliases:
         return first
 
     def learn(self, key: ImageKey, other: Image) -> None:
-        """Add an alias that was found in an earlier run."""
+        """Add an alias that was found in an earlier run of the server."""
         if key.salt == other.key.salt:
             self.others.setdefault(key, other)
 
     def take_found(self) -> tuple[tuple[ImageKey, Image], ...]:
-        """Return the aliases found since the last call. The front may store them for later runs."""
+        """Return the aliases found since the last call, and clear them.
+
+        The front may store them for later runs of the server.
+        """
         found, self.found = tuple(self.found), []
         return found
 
     def joined(self, sequence: Sequence) -> None:
-        """Switch the aliases among a new sequence's images to the embeddings that they share."""
+        """Make a new sequence use the shared embedding for each of its images that is an alias."""
         for image in sequence.request.images:
             other = self.others.get(image.key)
             if (
@@ -80,7 +86,7 @@ class ImageAliases:
                 self._rename(sequence, image.key, other)
 
     def reclaim(self, sequence: Sequence) -> list[ImageKey]:
-        """Use an image's own key again if the embedding of the other image was evicted.
+        """Use an image's own key again if the shared embedding was evicted.
 
         Returns the keys that the sequence no longer uses.
         """

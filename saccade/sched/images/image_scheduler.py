@@ -49,7 +49,7 @@ TOWER_STEPS = 8
 
 
 class ImageScheduler:
-    """Requests, reads and encodes each image once (single-flight), for any number of sequences."""
+    """Requests, reads and encodes each image once, however many sequences use it."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ImageScheduler:
     ) -> None:
         """Start without images.
 
-        pace: adapts the vision encoder's budget to measured times; None for a constant budget.
+        pace: adapts the vision encoder's budget to measured times. None: the budget is constant.
         tiles: None unless the vision encoder encodes tiles independently.
         """
         self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
@@ -85,7 +85,7 @@ class ImageScheduler:
 
     @property
     def busy(self) -> bool:
-        """Return True if an encoding, a read from disk or a move is in progress, or still to be
+        """Return True if an encoding, a read from disk or a move is in progress or must be
         planned.
         """
         work = self._unsaved() or self._moves or self._embeddings.staged
@@ -102,13 +102,13 @@ class ImageScheduler:
         return any(each.stage == "encoding" and each.adapter == adapter for each in under_way)
 
     def showable(self, key: ImageKey) -> bool:
-        """Return True if the image's embedding is available to the plan being made, if it fits on
-        the device.
+        """Return True if the plan being made can use the image's embedding, given space on the
+        device.
         """
         return key not in self._under_way and self._embeddings.ready(key)
 
     def missing(self, sequence: Sequence) -> ImageKey | None:
-        """Return the first unavailable image that the sequence still needs, if any."""
+        """Return the first unavailable image that the sequence still needs, or None."""
         upcoming = sequence.upcoming(sequence.images_end)
         return next((image.key for _, image in upcoming if not self.showable(image.key)), None)
 
@@ -127,8 +127,9 @@ class ImageScheduler:
                 users.append(sequence)
 
     def ask_early(self, sequence: Sequence) -> None:
-        """Request a new sequence's images before the next plan, unless an earlier sequence could
-        not request all of its images.
+        """Request a new sequence's images from the front without waiting for the next plan.
+
+        Does nothing if an earlier sequence could not request all of its images.
         """
         self._reclaim(sequence)
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
@@ -150,8 +151,7 @@ class ImageScheduler:
     def settle(self, key: ImageKey) -> None:
         """Release the image's slot, encoding or embedding if no sequence needs it any more.
 
-        If its slot is being written, it is being encoded, or it is being read from disk, that has
-        to end first.
+        A write to the slot, an encoding or a read from disk has to end first.
         """
         if self._needed_by(key):
             return
@@ -167,9 +167,9 @@ class ImageScheduler:
             self._moves.append(self._embeddings.unstage(key))
 
     def flush(self, disk: bool = True) -> None:
-        """Remove embeddings and pixels that are not in use. disk: also clear the disk.
+        """Evict embeddings and pixels that are not in use. The next plan contains the moves.
 
-        The moves are part of the next plan.
+        disk: True to also clear the disk.
         """
         self._moves += self._embeddings.flush(disk)
         self.slots.drop_kept()
@@ -177,17 +177,17 @@ class ImageScheduler:
             self._tiles.forget()
 
     def drop_embeddings(self, nbytes: int) -> int:
-        """Evict about `nbytes` of embeddings that are not in use. The moves are part of the next
-        plan.
+        """Evict about `nbytes` of embeddings that are not in use. Return the number of bytes
+        evicted.
 
-        Returns the evicted bytes.
+        The next plan contains the moves.
         """
         moves = self._embeddings.shrink(nbytes)
         self._moves += moves
         return sum(move.num_tokens for move in moves) * self._embeddings.bytes_per_token
 
     def take_notices(self) -> Notices:
-        """Return the updates for the front since the last call."""
+        """Return the updates for the front since the last call, and clear them."""
         aliases = self.aliases.take_found() if self.aliases.found else ()
         notices = Notices(tuple(self._want), tuple(self._unwanted), aliases)
         self._want, self._unwanted = [], {}
@@ -204,7 +204,7 @@ class ImageScheduler:
     ) -> None:
         """Record that the front has finished writing to the image's slot.
 
-        given: the slot has an embedding computed by another server, instead of pixels.
+        given: True if the slot has an embedding computed by another server, instead of pixels.
         pixels: the hash of the pixels, or b"" if none was computed.
         tiles: the hashes of the image's tiles, if any.
         """
@@ -222,10 +222,10 @@ class ImageScheduler:
         self.settle(key)
 
     def pixels_failed(self, key: ImageKey) -> list[Sequence]:
-        """Free the slot of an image that the front could not decode. Returns the sequences that
-        need it.
+        """Free the slot of an image that the front could not decode. Return the sequences that need
+        it.
 
-        If decoding was cancelled and the image is needed again by now, returns none: it is
+        The result is empty if decoding was cancelled. If the image is needed again by now, it is
         requested again.
         """
         under_way = self._under_way.pop(key)
@@ -235,7 +235,7 @@ class ImageScheduler:
         return [] if under_way.unwanted else self._needed_by(key)
 
     def encoded(self, key: ImageKey) -> None:
-        """Record that the embedding is on the device, so the pixels are no longer needed."""
+        """Record that the embedding is on the device, and release the slot with the pixels."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         if self._tiles is not None:
@@ -248,7 +248,7 @@ class ImageScheduler:
         self.settle(key)
 
     def encode_failed(self, key: ImageKey) -> list[Sequence]:
-        """Drop an image that the workers could not encode. Returns the sequences that need it."""
+        """Drop an image that the workers could not encode. Return the sequences that need it."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         if self._tiles is not None:
@@ -259,8 +259,9 @@ class ImageScheduler:
         return self._needed_by(key)
 
     def read_ended(self, key: ImageKey, whole: bool) -> None:
-        """Record the end of a read from disk. If it failed (`whole` is False), the image is absent
-        again.
+        """Record the end of a read from disk.
+
+        whole: False if the read failed. Then the image is absent again.
         """
         self._embeddings.fetched(key, whole)
         self.settle(key)
@@ -284,8 +285,9 @@ class ImageScheduler:
     # ---- planning
 
     def begin_plan(self, builder: PlanBuilder) -> None:
-        """Add pending moves to the plan, and save embeddings that were just encoded. Call
-        `end_plan` afterwards.
+        """Add pending moves to the plan, and save embeddings that were just encoded.
+
+        Call `end_plan` afterwards.
         """
         builder.moves += self._moves
         self._moves = []
@@ -311,11 +313,12 @@ class ImageScheduler:
         *,
         idle: bool = False,
     ) -> Place | None:
-        """Put an image's embedding on the device in this step, pinned for a running sequence.
+        """Put an image's embedding on the device in this step, and pin it for a running sequence.
 
         Returns where the embedding was before, or None if it is not available or does not fit.
 
-        chunk: the images of the same chunk, which are evicted after all others.
+        chunk: the images of the current chunk, which are evicted after all others.
+        may_exceed: True if the device's budget may be exceeded.
         idle: as `Sequence.idle`.
         """
         key, embeddings = image.key, self._embeddings
@@ -340,8 +343,7 @@ class ImageScheduler:
     def provide(
         self, order: Iterable[Sequence], match: Callable[[Sequence], int], builder: PlanBuilder
     ) -> None:
-        """Request images, start to read them from disk, and start to encode them, the most urgent
-        first.
+        """Request images, and start to read and encode them, the most urgent first.
 
         order: the sequences, the most urgent first.
         match: looks up a waiting sequence in the prefix cache.
@@ -364,7 +366,7 @@ class ImageScheduler:
     def _scan_upcoming(self, order: Iterable[Sequence], walk: ImageScan) -> Iterator[Sequence]:
         """Yield sequences, the most urgent first, while the plan can do more for their images.
 
-        Each waiting sequence is looked up in the prefix cache. Their number is limited to bound the
+        This looks up waiting sequences in the prefix cache, and limits their number to bound the
         cost of a plan.
         """
         looks = max(self._limits.look_ahead, self._limits.max_running)
@@ -379,7 +381,7 @@ class ImageScheduler:
             yield sequence
 
     def _load_image(self, image: Image, walk: ImageScan) -> None:
-        """Change an image's state from absent to asked, arrived or reading.
+        """Start to load an absent image, and change its state to asked, arrived or reading.
 
         If an image has to wait, later ones wait too, so that space is allocated in order.
         """
@@ -389,8 +391,8 @@ class ImageScheduler:
                 walk.starved = image
 
     def _begin(self, sequence: Sequence, start: int, image: Image, walk: ImageScan) -> bool:
-        """Change an image's state from arrived to encoding if it is needed soon. `sequence` needs
-        it at token `start`.
+        """Start to encode an arrived image if `sequence`, which needs it at token `start`, needs it
+        soon.
 
         Returns False if `sequence` does not need the image any more, because another sequence has
         computed these tokens.
@@ -418,7 +420,8 @@ class ImageScheduler:
     def _find_tiles(self, tiles: TileIndex, here: InFlightImage, builder: PlanBuilder) -> bool:
         """Look for cached tiles of an arrived image, before its encoding starts.
 
-        Returns False if another image with some of its tiles is being encoded. Then this one waits.
+        Returns False if the image must wait, because another image with some of its tiles is being
+        encoded.
         """
         coming = {move.key for move in builder.moves if move.source == "staged"}
         found = None if here.given else tiles.find(here.image, {*self._under_way, *coming})
@@ -428,11 +431,14 @@ class ImageScheduler:
         return here.awaits is None
 
     def tower(self, decodes: bool, beside: bool) -> int:
-        """Return the budget of the vision encoder in the step (`Plan.tower`). 0 means that there is
-        no limit, or that no image is being encoded.
+        """Return the budget of the vision encoder in the step (`Plan.tower`).
 
-        An image that only background requests need is encoded in parts. It pauses if the step has
-        other work (`beside`), unless its space is needed.
+        0 means that there is no limit, or that no image is being encoded. An image that only
+        background requests need is encoded in parts.
+
+        decodes: True if the step has decoding rows.
+        beside: True if the step has other work. Then background images pause, unless their space is
+            needed.
         """
         patches = self._patches_encoding(awaited=True)
         if not patches and (idle := self._patches_encoding()):
@@ -448,8 +454,9 @@ class ImageScheduler:
         return min(budget, -(-max(patches) * self._limits.tower_blocks // TOWER_STEPS))
 
     def step_ended(self, plan: Plan, planned: float) -> None:
-        """Record that the oldest plan in flight, which was made at the time `planned`, has been
-        executed.
+        """Record that the oldest plan in flight has been executed.
+
+        planned: the time at which the plan was made, on the monotonic clock.
         """
         assert self.pace is not None, "a tower keeps its pace on a GPU alone"
         self.pace.ended(plan, planned, bool(self._patches_encoding()))
@@ -457,17 +464,17 @@ class ImageScheduler:
     # ---- pixels
 
     def _release_slot(self, under_way: InFlightImage) -> None:
-        """Release the slot. Its pixels are kept for a later use."""
+        """Release the slot. Its pixels stay cached, but a received embedding is discarded."""
         if under_way.given:
             self.slots.free(under_way.slot)
         else:
             self.slots.keep_pixels(under_way.image.key, under_way.slot)
 
     def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
-        """Start to load an absent image, from disk, kept pixels or the front. Returns True if later
-        images may be loaded as well.
+        """Start to load an absent image from disk, from cached pixels or from the front.
 
-        Returns False if enough images are in flight, or the arena is full.
+        Returns True if later images may be loaded as well, False if enough images are in flight or
+        the arena is full.
         """
         key, embeddings = image.key, self._embeddings
         if not first and self._in_flight() >= self._limits.look_ahead:
@@ -501,8 +508,8 @@ class ImageScheduler:
     def _reserve_slot(self, image: Image) -> None:
         """Free space in the arena for the image that is needed first.
 
-        This is necessary if all slots are in use by pixels that arrived too early. Drop these, the
-        latest requested first. They will be requested again.
+        If pixels that arrived too early use all slots, drop them, the latest requested first. They
+        will be requested again.
         """
         if any(each.stage != "arrived" for each in self._under_way.values()):
             return
@@ -515,7 +522,8 @@ class ImageScheduler:
         """Return the number of patches of each image that is being encoded.
 
         Embeddings from another server are left out because they are loaded within their step.
-        awaited: also leave out images that only background requests need.
+
+        awaited: True to leave out images that only background requests need.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [
@@ -525,7 +533,7 @@ class ImageScheduler:
         ]
 
     def _awaited(self, key: ImageKey) -> bool:
-        """Return True if a sequence that is not `idle` needs the image, or another image that waits
+        """Return True if a foreground request needs the image, or needs another image that waits
         for this image's tiles.
         """
         keys = [key, *(other for other, each in self._under_way.items() if each.awaits == key)]
@@ -539,8 +547,8 @@ class ImageScheduler:
     def _within_step(self, here: InFlightImage, builder: PlanBuilder) -> bool:
         """Return True if the step may start to encode the image.
 
-        One image may always be encoded, and more within the limit on patches. An embedding from
-        another server does not count. If an encoding was started for a background request, and
+        One image may always be encoded, and further ones within the limit on patches. Embeddings
+        from another server do not count. If an encoding was started for a background request, and
         other requests need it by now, it must end first, because the workers still give it a low
         priority.
         """
@@ -554,9 +562,8 @@ class ImageScheduler:
     def _find_room(self, sequence: Sequence, start: int, image: Image, walk: ImageScan) -> bool:
         """Return True if the embedding fits on the device.
 
-        For a running sequence that would otherwise be stuck, the device may exceed its budget: by
-        the first missing image, once per plan. If there is no space, the sequence becomes
-        `cramped`.
+        Once per plan, the first missing image of a running sequence that would otherwise be stuck
+        may exceed the device's budget. If there is no space, `sequence.cramped` becomes True.
         """
         fits, builder = self._embeddings.fits, walk.builder
         if fits(image.num_tokens):
@@ -580,8 +587,8 @@ class ImageScheduler:
         """Free space for the first missing image, by releasing embeddings that were encoded in
         advance.
 
-        The embeddings of the sequence's next images are kept if work in progress could still free
-        enough space.
+        The embeddings of the next images of `sequence` are released only if no work in progress
+        could free enough space.
         """
         horizon = sequence.position + self._prefetch_tokens
         self._release_prefetched({each.key for _, each in sequence.upcoming(horizon)})
@@ -592,9 +599,9 @@ class ImageScheduler:
             self._release_prefetched({each.key for _, each in sequence.upcoming(start)})
 
     def _encode(self, sequence: Sequence, here: InFlightImage, walk: ImageScan) -> None:
-        """Start to encode an arrived image, and hold its embedding on the device from now on.
+        """Start to encode an arrived image. From now on, its embedding is held on the device.
 
-        Images in `walk.seen` are evicted after all others.
+        To free space, images in `walk.seen` are evicted after all others.
         """
         image, embeddings, builder = here.image, self._embeddings, walk.builder
         here.stage = "encoding"
@@ -642,14 +649,17 @@ class ImageScheduler:
         return sum(fresh.ahead for fresh in self._fresh.values())
 
     def _end_unsaved(self, key: ImageKey) -> None:
-        """End the unsaved state: the current plan saves the embedding, or it will not be saved."""
+        """End the state `unsaved` of an embedding, which the current plan saves or which is not
+        worth saving.
+        """
         fresh = self._fresh[key]
         fresh.unsaved = False
         self._release(key, fresh)
 
     def _end_ahead(self, key: ImageKey) -> None:
-        """End the ahead state: a plan uses the embedding, no sequence needs it any more, or its
-        space is needed sooner.
+        """End the state `ahead` (encoded but not used yet) of an embedding.
+
+        A plan uses the embedding, no sequence needs it any more, or its space is needed sooner.
         """
         fresh = self._fresh.get(key)
         if fresh is not None and fresh.ahead:
@@ -657,7 +667,9 @@ class ImageScheduler:
             self._release(key, fresh)
 
     def _release(self, key: ImageKey, fresh: Fresh) -> None:
-        """Release one hold on an embedding, after one of its two states has ended."""
+        """End one of the two holds on an embedding, after its state `ahead` or `unsaved` has
+        ended.
+        """
         self._embeddings.release(key)
         if not (fresh.ahead or fresh.unsaved):
             del self._fresh[key]
@@ -669,10 +681,10 @@ class ImageScheduler:
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that exactly the slots of images in flight are in use.
+        """Assert that the slots in use are exactly those of images in flight.
 
-        It also asserts that arrived pixels, and embeddings in the ahead state, are needed by some
-        sequence.
+        Also asserts that a sequence still needs each image whose pixels have arrived, or that is
+        encoded but not yet used.
         """
         slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())
         assert self.slots.bytes_in_use == sum(nbytes for _, nbytes in slots)

@@ -1,5 +1,5 @@
-"""Records of the image scheduler: an image that is not on the device yet, one that was just
-encoded, and a pass over the images that are needed.
+"""Records of the image scheduler: images that are being loaded or encoded, embeddings that were
+just encoded, and a pass over the needed images.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from saccade.sched.sequence import Sequence
 
 @dataclass(slots=True)
 class InFlightImage:
-    """An image that has a slot in the arena, until its embedding is on the device."""
+    """An image that has a slot in the pixel arena but no embedding on the device yet."""
 
     image: Image
     slot: PixelSlot
     # asked: the front writes to the slot. arrived: the pixels are in the slot. encoding: the vision
     # encoder reads the slot.
     stage: Literal["asked", "arrived", "encoding"]
-    patches: int  # to encode
+    patches: int  # how many patches the vision encoder must compute
     reused: bool = False  # the pixels were still in the slot from an earlier use
     unwanted: bool = False  # the front was notified to stop decoding
     given: bool = False  # the slot has an embedding computed by another server
@@ -39,7 +39,7 @@ class InFlightImage:
 class Fresh:
     """An embedding that was just encoded.
 
-    It has one hold on the device while it is `ahead`, and another while it is `unsaved`.
+    It is held on the device once while it is `ahead`, and once while it is `unsaved`.
     """
 
     ahead: bool = True  # no plan has used it yet
@@ -48,7 +48,7 @@ class Fresh:
 
 @dataclass(slots=True)
 class ImageScan:
-    """State of one pass over the needed images, the most urgent first."""
+    """State of one pass over the images that sequences need, the most urgent first."""
 
     builder: PlanBuilder
     match: Callable[[Sequence], int]  # looks up a waiting sequence in the prefix cache

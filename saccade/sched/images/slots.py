@@ -1,4 +1,4 @@
-"""The pixel arena: allocates slots for images, and caches pixels for a later use.
+"""Allocates slots for images in the pixel arena (shared memory), and caches pixels for a later use.
 
 The front and the workers write and read the slots. This module manages only offsets and sizes. A
 slot is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache:
@@ -25,7 +25,7 @@ pixels are requested instead, which take at most a fifth of the embedding's size
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """Updates for the front."""
+    """Updates for the front: images to decode, images no longer needed, and new aliases."""
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()  # images to decode, each into its slot
     unwanted: tuple[ImageKey, ...] = ()  # images no longer needed: cancel their decoding
@@ -33,7 +33,7 @@ class Notices:
 
 
 class Allocator:
-    """First-fit allocator for `size` bytes."""
+    """Allocates ranges of `size` bytes, each in the first hole that is large enough (first fit)."""
 
     def __init__(self, size: int) -> None:
         self._holes = [(0, size)]  # (offset, length) by offset; no two touch
@@ -54,7 +54,7 @@ class Allocator:
 
     @property
     def taken(self) -> set[int]:
-        """The allocated offsets."""
+        """The offsets of all allocated ranges."""
         return set(self._taken)
 
     @property
@@ -63,7 +63,7 @@ class Allocator:
         return tuple(self._holes)
 
     def free(self, offset: int) -> None:
-        """Free an offset from `allocate`."""
+        """Free the range that `allocate` returned `offset` for."""
         insort(self._holes, (offset, self._taken.pop(offset)))
         merged: list[tuple[int, int]] = []
         for start, length in self._holes:
@@ -74,10 +74,14 @@ class Allocator:
 
 
 class PixelSlots:
-    """The slots of the arena, by image."""
+    """Allocates and frees the arena's slots, and caches the pixels of released ones."""
 
     def __init__(self, size: int, given_bytes: int = 0) -> None:
-        """Start with an empty arena. `given_bytes`: as in `SchedulerLimits`."""
+        """Start with an empty arena.
+
+        size: the size of the arena in bytes.
+        given_bytes: as in `SchedulerLimits`.
+        """
         self.size = aligned(size)
         self._given_bytes = given_bytes
         self.bytes_in_use = 0
@@ -86,7 +90,7 @@ class PixelSlots:
         self._kept: dict[ImageKey, PixelSlot] = {}  # least recently used first
 
     def __contains__(self, key: ImageKey) -> bool:
-        """Return True if the pixels of `key` are kept from an earlier use."""
+        """Return True if the pixels of `key` are cached from an earlier use."""
         return key in self._kept
 
     def fits(self, image: Image) -> bool:
@@ -94,10 +98,9 @@ class PixelSlots:
         return aligned(math.prod(image.canvas) * 3) <= self.size
 
     def reserve(self, image: Image) -> PixelSlot | None:
-        """Reserve a slot that the front can write to, or return None if the slots in use leave too
-        little space.
+        """Return a new slot that the front can write to, or None if there is too little space.
 
-        Evicts kept pixels if necessary.
+        Evicts cached pixels if necessary.
         """
         height, width = image.canvas
         embedding_bytes = image.num_tokens * self._given_bytes
@@ -112,8 +115,8 @@ class PixelSlots:
         return slot
 
     def reuse(self, key: ImageKey) -> PixelSlot | None:
-        """Return the slot with the kept pixels of `key`, or None if there is none. The slot is now
-        in use.
+        """Return the slot with the cached pixels of `key`, or None. The slot is in use from now
+        on.
         """
         slot = self._kept.pop(key, None)
         if slot is not None:
@@ -127,10 +130,9 @@ class PixelSlots:
         self._kept[key] = slot
 
     def drop_kept(self, nbytes: int | None = None) -> int:
-        """Evict kept pixels, the least recently used first, until `nbytes` are freed. None evicts
-        all.
+        """Evict cached pixels, the least recently used first, until `nbytes` bytes are freed.
 
-        Returns the freed bytes.
+        None evicts all. Returns the number of bytes freed.
         """
         freed = 0
         while self._kept and (nbytes is None or freed < nbytes):
@@ -141,7 +143,7 @@ class PixelSlots:
 
     @property
     def holes(self) -> Sequence[tuple[int, int]]:
-        """The ranges that contain no pixels, neither in use nor kept: (offset, bytes)."""
+        """The free ranges, which contain no pixels in use and no cached ones: (offset, bytes)."""
         return self._memory.holes
 
     def free(self, slot: PixelSlot) -> None:

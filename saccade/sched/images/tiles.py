@@ -39,7 +39,7 @@ TileHash = tuple[bytes, bytes, str]
 
 
 class TileHashes(NamedTuple):
-    """An image's grid, and the hashes of its tiles in the vision encoder's order."""
+    """The grid of an image, and the hashes of its tiles in the order in which they are encoded."""
 
     grid: Grid
     names: tuple[TileHash, ...] = ()
@@ -50,7 +50,7 @@ UNNAMED = TileHashes(())
 
 @dataclass(frozen=True, slots=True)
 class TilesFound:
-    """Which tiles of an image can be copied instead of encoded."""
+    """Which tiles of an image can be copied, and how many patches are left to encode."""
 
     copies: tuple[TileCopy, ...]  # tiles whose rows are in memory
     patches: int  # patches of the other tiles, to encode
@@ -58,12 +58,15 @@ class TilesFound:
 
 
 class TileIndex:
-    """Index from tile hash to the images that contain the tile."""
+    """Finds, for the hash of a tile, the images whose embeddings contain it."""
 
     def __init__(
         self, layout: TileLayout, patches: Callable[[Grid], int], embeddings: EmbeddingCache
     ) -> None:
-        """Create an empty index. patches: as `FamilySpec.num_patches`."""
+        """Create an empty index.
+
+        patches: as `FamilySpec.num_patches`.
+        """
         self._tiles = lru_cache(MAX_GRIDS)(layout.tiles)
         self._starts = lru_cache(MAX_GRIDS)(lambda grid: row_starts(layout.tiles(grid)))
         self._patches = patches
@@ -83,11 +86,10 @@ class TileIndex:
         self._names[key] = TileHashes(image.grid, names)
 
     def find(self, image: Image, away: Collection[ImageKey]) -> TilesFound | None:
-        """Look for the rows of an image's tiles. Returns None if the hashes of its tiles are
+        """Return which of an image's tiles can be copied, or None if the hashes of its tiles are
         unknown.
 
-        away: images whose embeddings the workers do not have yet when the step being planned
-            starts.
+        away: images whose embeddings the workers do not have yet when the planned step starts.
         """
         known = self._names.get(image.key)
         if known is None:
@@ -116,7 +118,7 @@ class TileIndex:
         return None
 
     def begin(self, image: Image, copies: Collection[TileCopy]) -> tuple[bool, ...]:
-        """Record that the encoding of an image starts, with these tiles copied.
+        """Record that an image is being encoded, except for the tiles that `copies` covers.
 
         Returns for each tile whether it is encoded. The result is empty if the hashes are unknown.
         """
@@ -128,7 +130,10 @@ class TileIndex:
         return tuple(index not in seen for index in range(len(names)))
 
     def ended(self, image: Image, *, whole: bool) -> None:
-        """Record that the encoding of an image has ended. whole: it succeeded."""
+        """Record that the encoding of an image has ended.
+
+        whole: True if it succeeded.
+        """
         key = image.key
         for name in [name for name, other in self._encoding.items() if other == key]:
             del self._encoding[name]
@@ -140,10 +145,11 @@ class TileIndex:
                 del homes[next(iter(homes))]
 
     def by_tiles(self, key: PageKey) -> TileKey | None:
-        """Return a page's key in terms of tiles, or None if an image's tiles are unknown or not
-        contiguous.
+        """Return a page's key with tiles instead of images, so that equal pages of different images
+        have equal keys.
 
-        Pages with equal results have equal embedding rows at equal positions.
+        Returns None if an image's tiles are unknown or not contiguous. Pages with equal results
+        have equal embedding rows at equal positions.
         """
         tokens, shown = key
         pieces = []
@@ -169,7 +175,7 @@ class TileIndex:
 def row_starts(tiles: Sequence[CanvasTile]) -> tuple[int, ...] | None:
     """Return the first embedding row of each tile, followed by the end of the last tile's rows.
 
-    Returns None unless each tile has one run of rows, and the runs are consecutive.
+    Returns None unless the rows of each tile are contiguous, and follow those of the tile before.
     """
     runs = [run for tile in tiles for run in tile.rows]
     if len(runs) > len(tiles) or any(one.stop != next.start for one, next in pairwise(runs)):

@@ -1,7 +1,6 @@
-"""The interface for loading KV pages of waiting sequences from other tiers.
+"""The interface for loading the KV pages of waiting sequences from other tiers.
 
-Pages that are being loaded belong to the loads. Once a load has ended, its pages belong to the
-prefix cache.
+`PageLoads` owns a page while it is loaded. The prefix cache owns it afterwards.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from saccade.sched.sequence import Sequence
 
 
 class PageLoads(Protocol):
-    """The pages that are being loaded from other tiers, or could be."""
+    """Loads KV pages from other tiers into the prefix cache."""
 
     @property
     def busy(self) -> bool:
-        """Return True if a page is being loaded."""
+        """Return True if any page is being loaded."""
         ...
 
     @property
     def unsaved(self) -> bool:
-        """Return True if pages are still to be written to another tier."""
+        """Return True if there are pages that must still be written to another tier."""
         ...
 
     @property
     def holders(self) -> Iterator[list[int]]:
-        """Yield the pages of each load."""
+        """Yield, for each load, the pages that it has allocated."""
         ...
 
     @property
@@ -42,59 +41,65 @@ class PageLoads(Protocol):
         ...
 
     def count_coming(self, sequence: Sequence, path: Seq[Node]) -> int:
-        """Return the number of pages after `path`, the sequence's cached pages, that can be
-        loaded.
-        """
+        """Return how many pages after `path`, the sequence's cached pages, can be loaded."""
         ...
 
     def awaits(self, sequence: Sequence, path: Seq[Node], has_room: Callable[[], bool]) -> bool:
-        """Start to load pages if they are worth waiting for. Returns True if the sequence should
+        """Start to load pages if they are worth waiting for. Return True if the sequence should
         wait.
 
-        path: its cached pages.
-        has_room: returns True if there are free pages for the sequence, so that it could be
-            admitted now.
-
         If this returns False, the sequence continues without the pages that could be loaded.
+
+        path: the sequence's cached pages.
+        has_room: returns True if there are enough free pages to admit the sequence now.
         """
         ...
 
     def admitted(self, sequence: Sequence, computed: int) -> None:
-        """Record which cached tokens of a sequence were loaded when it is admitted."""
-        ...
+        """Record which cached tokens of a sequence were loaded. Call this when it is admitted.
 
-    def left(self, sequence: Sequence) -> None:
-        """Allow loads again for a sequence that was preempted or has finished."""
-        ...
-
-    def end_wait(self, sequence: Sequence) -> None:
-        """Stop waiting for a sequence's loads, if there are any. Pages that have been loaded stay
-        cached.
+        computed: the number of cached tokens.
         """
         ...
 
+    def left(self, sequence: Sequence) -> None:
+        """Record that a sequence was preempted or has finished, so that it may load pages again."""
+        ...
+
+    def end_wait(self, sequence: Sequence) -> None:
+        """Stop waiting for the loads of a sequence, if there are any. Loaded pages stay cached."""
+        ...
+
     def begin_plan(self, *, idle: bool) -> None:
-        """Update the loads at the start of a planning pass. idle: also write pages of finished
-        sequences to other tiers.
+        """Update the loads at the start of a planning pass.
+
+        idle: True to also write pages of finished sequences to other tiers.
         """
         ...
 
     def take_moves(self) -> PageMoves:
-        """Return the moves of pages between tiers for the plan."""
+        """Return the moves of pages between tiers for the plan, and clear them."""
         ...
 
     def applied(
         self, flight: InFlightPlan, result: StepResult, later: Iterable[InFlightPlan]
     ) -> None:
-        """Apply the result of a plan. later: the plans in flight after it."""
+        """Apply the result of a plan.
+
+        later: the plans in flight after it.
+        """
         ...
 
     def flush(self, disk: bool) -> None:
-        """Cancel all loads, and clear the prefix cache and the other tiers. disk: also clear the
-        disk.
+        """Cancel all loads, and clear the prefix cache and the other tiers.
+
+        disk: True to also clear the disk.
         """
         ...
 
     def measure(self, metrics: Metrics, counts: Counts) -> None:
-        """Copy counters and gauges to the metrics."""
+        """Copy counters and gauges to `metrics`.
+
+        counts: the scheduler's counters.
+        """
         ...

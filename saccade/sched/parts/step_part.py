@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartContext:
-    """The argument of a part's constructor."""
+    """The limits and caches that a part's constructor gets."""
 
     limits: SchedulerLimits
     pool: PagePool
@@ -38,12 +38,12 @@ class PartContext:
 
 
 class StepPart:
-    """The callbacks of a part. The scheduler calls them while a sequence runs, from its admission
-    to its end, and for plans in flight.
+    """An optional feature. The scheduler calls its methods for plans in flight, and while a
+    sequence runs.
     """
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """A sequence starts to run, after the last of its cached pages."""
+        """A sequence starts to run. Its first row follows the last of its cached pages."""
 
     def decode(
         self,
@@ -52,8 +52,9 @@ class StepPart:
         builder: PlanBuilder,  # noqa: ARG002
         parts: Iterable[StepPart],  # noqa: ARG002
     ) -> Row | None:
-        """Plan the row of the newest token, and rows of draft tokens after it. Return None to let
-        another part, or the scheduler, plan it.
+        """Plan the row of the newest token and rows of draft tokens after it, or return None.
+
+        None lets another part, or the scheduler, plan the row.
 
         parts: all parts of the sequence.
         """
@@ -64,26 +65,27 @@ class StepPart:
         return most
 
     def first_shared(self, sequence: Sequence) -> int | None:  # noqa: ARG002
-        """Return the number of tokens after which a waiting sequence's prefix can first be shared,
-        or None if it can be shared after any page.
+        """Return after how many tokens a waiting sequence's prefix can first be shared.
+
+        None: it can be shared after any page.
         """
         return None
 
     def cut(self, run: Run, end: int) -> int:  # noqa: ARG002
-        """Return the end of a chunk that could extend to `end`: `end`, or an earlier position."""
+        """Return where a chunk that could extend to `end` should end: at `end` or earlier."""
         return end
 
     def limit_steps(self, sequence: Sequence, run: Run, rows: int, most: int) -> int:  # noqa: ARG002
         """Return how many steps, up to `most`, a plan may contain while the run decodes.
 
-        rows: the number of running sequences, which all decode.
-
         `planned` and `decode` are called for the first of these steps only.
+
+        rows: the number of running sequences, which all decode.
         """
         return most
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
-        """A row of a run was planned. For a chunk with several rows, this is the last one."""
+        """A row of a run was planned. If a chunk has more than one row, this is its last one."""
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:  # noqa: ARG002
         """Return the mask of a row in flight, or None to use the mask of the grammar."""
@@ -95,35 +97,39 @@ class StepPart:
         result: StepResult,  # noqa: ARG002
         outcomes: Iterable[PlannedOutcome],
     ) -> Iterable[PlannedOutcome]:
-        """Filter the outcomes of a step. The scheduler applies those that are returned. Sequences
-        may end meanwhile.
+        """Return the outcomes of a step that the scheduler should apply.
+
+        Sequences may end while the scheduler iterates over them.
         """
         return outcomes
 
     def skipped(self, run: Run) -> None:
-        """Steps were skipped: undo the records for tokens from `run.planned` on."""
+        """Steps were skipped. Undo what was recorded for tokens from `run.planned` on."""
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:
-        """The KV from `before` to `run.computed` is now valid, and its full pages are in the prefix
+        """The KV from `before` to `run.computed` is now valid. Its full pages are in the prefix
         cache.
         """
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
-        """A run has ended. `run.node` is its last full page. reason: None if it was preempted."""
+        """A run has ended. `run.node` is its last full page.
+
+        reason: why the sequence finished, or None if it was preempted.
+        """
 
     def flush(self) -> None:
-        """Drop state that refers to cached content, when the caches are cleared."""
+        """The caches are cleared. Drop state that refers to cached content."""
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy counters and gauges to the metrics."""
+        """Copy counters and gauges to `metrics`."""
 
     def audit(self, runs: Iterable[Run]) -> Iterable[int]:  # noqa: ARG002
-        """Assert the part's invariants. Returns the slots of the state memory that it uses."""
+        """Assert the part's invariants, and return the slots for states that it uses."""
         return ()
 
 
 class Parts:
-    """The parts of a scheduler."""
+    """Creates and stores the parts of a scheduler."""
 
     def __init__(self, context: PartContext) -> None:
         self._context = context
@@ -139,8 +145,8 @@ class Parts:
 
     @property
     def asking(self) -> tuple[StepPart, ...]:
-        """The parts for sequences with cache options: `every`, and some more, which are created on
-        first use.
+        """The parts for sequences with cache options: `every`, and further ones created on first
+        use.
         """
         if not self._more:
             builds = import_field(lambda plugin: plugin.scheduling.cache_part)
