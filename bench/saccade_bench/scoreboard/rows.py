@@ -86,8 +86,8 @@ engine that serves the demo model. Run one yourself:
 python -m saccade_bench.scoreboard run llama.cpp --home ENVIRONMENTS
 ```
 
-The command installs the engine, converts the model, starts the engine with and without its
-caches, and writes a row as JSON.
+The command installs the engine in an environment in the folder ENVIRONMENTS, converts the model,
+starts the engine with and without its caches, and writes a row as JSON.
 
 The table has two kinds of evidence. In a case that passed, the model read the right number in each
 image, and the counts of prompt tokens agreed. `cold` compares the log-probabilities of each answer
