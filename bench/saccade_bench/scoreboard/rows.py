@@ -86,18 +86,19 @@ engine that serves the demo model. Run one yourself:
 python -m saccade_bench.scoreboard run llama.cpp --home ENVIRONMENTS
 ```
 
-The command installs the engine, converts the model, starts the engine with and without its
-caches, and writes a row as JSON.
+The command installs the engine in an environment in the folder ENVIRONMENTS, converts the model,
+starts the engine with and without its caches, and writes a row as JSON.
 
-Two kinds of evidence are kept apart. In a case that passed, the model read the right number in
-each image, and counts of prompt tokens agreed. `cold` counts answers whose log-probabilities are
-those that the same engine gives without caches: to the same request, to one about another image,
-or to neither. It needs no model that can read.
+The table has two kinds of evidence. In a case that passed, the model read the right number in each
+image, and the counts of prompt tokens agreed. `cold` compares the log-probabilities of each answer
+with those that the same engine gives without caches. It counts the answers that match the same
+request (own), a request about another image (other), or neither. This also works with a model that
+cannot read the images.
 
-A case is wrong only if a fresh server repeats the wrong answer. The row then has the requests
-that do so. A case is suspected if it was not repeated. It is not judged if the engine lacks the
-feature, or if the model does not read the images as the engine decodes them. That says nothing
-about its caches.
+A case is wrong only if a fresh server gives the wrong answer again. The row's JSON then has the
+requests that reproduce it. If the wrong answer was not reproduced, the case is suspected. A case is
+not judged if the engine lacks the feature, or if the model cannot read the images as the engine
+decodes them. That says nothing about the engine's caches.
 
 | engine, version, date | passed | wrong | suspected | not judged | cold: own / other / neither |
 |---|---|---|---|---|---|
