@@ -127,5 +127,6 @@ FILTERS: dict[str, tuple[float, Callable[[Reals], Reals]]] = {
     "bicubic": (2.0, _cubic),
     "lanczos": (3.0, _lanczos),
 }
-"""By mode: the radius of the filter in pixels of the smaller image, and the function of a distance.
+"""By mode: the radius of the filter in pixels of the smaller image, and the function of a
+distance.
 """

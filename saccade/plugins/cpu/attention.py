@@ -41,7 +41,8 @@ from saccade.plugins.cpu.machine_code import Function, compiled
 Isa = Literal["amx", "pairs"]
 """Instructions to use: AMX's tiles, or AVX512-BF16's pairs."""
 PACKED_VALUES = 1 << 23
-"""Maximum number of key values to pack at a time, but at least one head's. Bounds temporary memory.
+"""Maximum number of key values to pack at a time, but at least one head's. Bounds temporary
+memory.
 """
 MAX_PAGED_QUERIES = 32
 """Maximum number of a sequence's tokens in a step for reading its KV pages in place. With more

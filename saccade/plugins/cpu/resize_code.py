@@ -30,7 +30,8 @@ from saccade.plugins.cpu.llvm import (
 from saccade.plugins.cpu.resize_call import FIELDS, HEIGHT, POINTERS, ROWS, WIDTH
 
 CELL = 16
-"""Size in bytes of a 128-bit part of a vector. AVX instructions shuffle and pack within such parts.
+"""Size in bytes of a 128-bit part of a vector. AVX instructions shuffle and pack within
+such parts.
 """
 PIXEL = 3
 

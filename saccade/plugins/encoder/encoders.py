@@ -46,10 +46,12 @@ from saccade.plugins.encoder.exchange import (
 log = logging.getLogger("saccade")
 
 SEND_CHUNK_BYTES = 16 * DISK_BLOCK
-"""Larger images are first requested by their hash, and sent only if the encoder does not have them.
+"""Larger images are first requested by their hash, and sent only if the encoder does not
+have them.
 """
 MAX_CONCURRENT_REQUESTS = 16
-"""Maximum concurrent requests to one encoder. Others wait, and the wait counts in `fetch_timeout`.
+"""Maximum concurrent requests to one encoder. Others wait, and the wait counts in
+`fetch_timeout`.
 """
 AWAY_SECONDS = 1.0
 MAX_AWAY_SECONDS = 60.0

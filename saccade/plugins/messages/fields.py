@@ -375,8 +375,7 @@ class Drawing(Struct, kw_only=True):
     """Sampling, and when the answer ends. max_tokens 0: only compute the prompt."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    """Maximum tokens of the answer. With 0, the server only computes the prompt and caches it.
-    """
+    """Maximum tokens of the answer. With 0, the server only computes the prompt and caches it."""
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None

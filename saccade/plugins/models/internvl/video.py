@@ -36,7 +36,7 @@ class InternVideo:
     marks = (MARK,)
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        """Return the middle frames of segments of equal length."""
+        """Return the indices of the middle frames of segments of equal length."""
         count = options.num_frames
         if count is None and options.fps is None:
             count = self.num_frames
