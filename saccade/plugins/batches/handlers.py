@@ -24,8 +24,9 @@ MAX_LISTED = 100
 
 
 def batch_routes(api: ApiContext) -> list[Route]:
-    """Return the routes. Batches run once the model is loaded. Each line is a separate request to
-    the app behind the API key check.
+    """Return the routes. Batches start to run once the model is loaded.
+
+    Each line is a separate request to the app behind the API key check.
     """
     front, admission = api.handler.front, api.handler.admission
     files = uploads_of(front.intake.media)

@@ -28,12 +28,17 @@ Kind = Literal[
     "call",
     "answer",
 ]
-"""press, release: the mouse button. hold: keys, for a time. cursor: report the cursor's position.
-call: a function of the client's toolset. answer: a text for the user, which ends the task.
+"""The types of actions.
+
+press, release: press or release the mouse button.
+hold: hold keys down for some time.
+cursor: report the cursor's position.
+call: call a function of the client's toolset.
+answer: write a text for the user, which ends the task.
 """
 
 NOTCH = 100
-"""Pixels per notch of a scroll wheel."""
+"""Pixels that one notch of a scroll wheel scrolls."""
 MAX_PIXELS = 65_535
 """The maximum edge of a screen, and the maximum coordinate."""
 
