@@ -71,7 +71,10 @@ class CacheEvents:
 
 
 class BlockEvents:
-    """A `PageListener` that publishes KV pages as blocks. medium: where they are stored."""
+    """Publishes KV pages as blocks. Implements `PageListener`.
+
+    medium: where the pages are stored.
+    """
 
     def __init__(self, publisher: Publisher, medium: str) -> None:
         self._publisher = publisher
@@ -105,7 +108,7 @@ class BlockEvents:
 
 
 class EmbeddingEvents:
-    """An `EmbeddingListener` that publishes embeddings."""
+    """Publishes embeddings. Implements `EmbeddingListener`."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
