@@ -38,7 +38,7 @@ class X86Attention(SdpaAttention):
         return self._decoding(host, first) if self._compiled else super()._shared(host, first)
 
     def _few(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do the same as `_shared` for rows with few tokens each, whose KV pages are read in
+        """Do the same as `_shared` for requests with few tokens each, whose KV pages are read in
         place.
         """
         begin, end, width = host.starts[first], first, host.rows.page_table.shape[1]
@@ -69,7 +69,7 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _decoding(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do the same as `_shared` for rows with one token each."""
+        """Do the same as `_shared` for requests with one token each."""
         end, rows = host.decoding(first), host.rows
         if end == first:
             return None
@@ -88,7 +88,7 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _prompts(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do the same as `_shared` for rows with many tokens each."""
+        """Do the same as `_shared` for requests with many tokens each."""
         table, size = host.rows.page_table.numpy(), self._shape.page_size
         begin, end = host.starts[first], first
         rows, places = [], []
