@@ -3,7 +3,7 @@
 from saccade.plugin import Http, Plugin, Requests
 
 BATCHES = "batches"
-"""The subdirectory of files of the plugin of this name."""
+"""Name of the subdirectory of uploaded files that the plugin `batches` uses."""
 
 PLUGIN = Plugin(
     "files",
