@@ -184,10 +184,10 @@ class GraphRunner(Generic[Inputs]):
         return self._graphed.output(bucket)
 
     def adapt(self) -> bool:
-        """Capture a graph for a size that many runs have used, replacing another one. Call this
-        when idle.
+        """Choose sizes that suit the recent runs, and capture the graphs for them, one per call.
+        Call this when idle.
 
-        Each call makes at most one capture. Returns True if more are needed.
+        Returns True if more graphs have to be captured.
         """
         if sum(self._seen.values()) >= ENOUGH:
             better = best_sizes(self._seen, self.largest, self._most)
