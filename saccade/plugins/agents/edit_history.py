@@ -19,7 +19,7 @@ MAX_FORMS = 16
 
 
 class EditHistory:
-    """Edits the history of chats that request it."""
+    """Shortens the conversations of chats that request it."""
 
     def __init__(self, context: StepContext) -> None:
         self._prompts = context.prompts

@@ -17,7 +17,7 @@ from saccade.plugins.agents.sessions import Sessions, SessionTurn
 
 
 class FollowSession:
-    """Follows the sessions of chats with images."""
+    """Assigns chats with images to sessions, and prefills their next prompts."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context

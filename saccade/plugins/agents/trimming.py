@@ -60,7 +60,7 @@ class HistoryChange:
 
 
 def compare(old: Outline, new: Outline) -> HistoryChange:
-    """Compare an earlier request with the next one of its session."""
+    """Return the differences between an earlier request and the next one of its session."""
     at = to = 0
     place: int | None = None
     what: What | None = None

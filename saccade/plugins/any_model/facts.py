@@ -372,7 +372,7 @@ def processing(folder: Path) -> str:
 
 
 def _digest(told: str, paths: Iterable[Path]) -> str:
-    """Return a digest of transformers' version, the string `told`, and those of the files that
+    """Return a digest of transformers' version, the string `told`, and the files in `paths` that
     exist.
     """
     digest = blake3(f"{version('transformers')} {told}".encode())

@@ -66,8 +66,8 @@ NAMES = TowerNames(
 
 
 def _halves(fields: MetadataFields, heads: int, size: int) -> Heads | None:
-    """Return the order of values in heads with several rotary axes, or None for one axis, whose
-    order stays.
+    """Return how to reorder the values of heads with several rotary axes, or None for a single
+    axis.
     """
     if not fields.has("rope.dimension_sections"):
         return None
@@ -158,7 +158,7 @@ def see(source: Source) -> Seen:
 
 
 def see_experts(source: Source) -> Seen:
-    """Do the same as `see` for a model with experts. Raises CheckpointError."""
+    """Derive the JSON files as `see` does, for a model with experts. Raises CheckpointError."""
     if source.text["use_qk_norm"]:
         raise source.model.refuse(
             "norms of queries and keys are not supported with a vision encoder"

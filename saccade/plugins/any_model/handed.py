@@ -16,8 +16,8 @@ import torch
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """The relative tolerance for two computations of the same values."""
 LOGITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.06}
-"""The same for the logits of one token. It is larger because rounding may send a token to other
-experts.
+"""The relative tolerance for the logits of one token. It exceeds `ROUNDING`, because rounding may
+send a token to other experts.
 """
 EMBEDDINGS, POSITIONS, MASK = "inputs_embeds", "position_ids", "attention_mask"
 NEUTRAL = frozenset(

@@ -74,7 +74,7 @@ AROUND = ("x@y", "@x", "x@@y", "x@y@z", "@ x", "@\nx", "@<b>", "@1", "x @.")
 """Test prompts, with @ for an image, whose tokens reveal how a processor joins images and text."""
 GREY = 127
 AXES = 3
-"""The position axes of a model with several: time, height, width."""
+"""Number of position axes of a model with several: time, height, width."""
 
 
 class Questions:
@@ -145,9 +145,10 @@ class Questions:
         )
 
     def _written(self, text: str, image: SizeFacts, joints: Joints) -> list[int]:
-        """Return the tokens that Saccade computes for a text with images.
+        """Return the tokens that Saccade computes for a prompt with images.
 
-        image: the tokens of each image.
+        text: the prompt, with a placeholder for each image.
+        image: the tokens of an image.
         """
         mark = self._processor.image_token
         if joints.spaced:
@@ -317,7 +318,9 @@ def processor_of(own: OwnProcessor) -> Any:
 
 
 def content_token(config: Any) -> int:
-    """Return the ID of the token that stands for each row of an image's embedding."""
+    """Return the ID of the image token, of which a prompt has one per row of an image's
+    embedding.
+    """
     said = config.to_dict()
     if not isinstance(said.get("vision_config"), dict):
         raise Unservable("config.json describes no vision encoder for its images (vision_config)")

@@ -16,7 +16,7 @@ from saccade.plugins.any_model.facts import Deepstack
 
 
 class Learned:
-    """Learned embeddings that replace the embeddings of some tokens."""
+    """Replaces the embeddings of some tokens with learned ones."""
 
     __slots__ = ("rows", "tokens")
 

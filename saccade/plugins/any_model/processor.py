@@ -27,11 +27,11 @@ from saccade.plugins.any_model.phi4 import phi4_processor
 from saccade.plugins.any_model.without_torchvision import cohere2_processor
 
 EXPERTS = "moe_mm_token_type_ids"
-"""The tensor of token types that selects experts."""
+"""Name of the tensor of token types, which selects experts."""
 TEXT_KEYS = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", EXPERTS}
 )
-"""The processor's outputs for text. All others are for images."""
+"""Names of the processor's outputs for text. All other outputs are for images."""
 VIDEO = "video_processor"
 PIXTRAL = "PixtralProcessor"
 WITHOUT_TORCHVISION = {
@@ -134,7 +134,9 @@ def ask_image(processor: Any, image: PIL.Image.Image) -> Any:
 
 
 def ask_text(processor: Any, text: str, images: list[PIL.Image.Image]) -> Any:
-    """Run a processor on a text that contains a token for each image, and return its output."""
+    """Run a processor on a prompt that contains a placeholder for each image, and return its
+    output.
+    """
     return processor(images=images, text=[text], return_tensors="pt", add_special_tokens=False)
 
 

@@ -52,7 +52,7 @@ LONGROPE = "longrope"
 factors is selected at load.
 """
 NEAR = "sliding_attention"
-"""The type of layer that has a window."""
+"""Name of the type of layer that has a window."""
 MAX_CONTEXT = 1 << 24
 """Maximum context length in tokens. `check.py` evaluates the mask of a layer at each position."""
 DESCRIBED_BY = (

@@ -15,9 +15,9 @@ from saccade.plugins.any_model.refusals import LONGROPE
 
 
 def keep_rope(decoder: Any, near: int, long: bool) -> None:
-    """Make `decoder` rotate all texts like texts of up to `near` tokens.
+    """Make `decoder` rotate all prompts like prompts of up to `near` tokens.
 
-    long: rotate them like longer texts instead.
+    long: rotate them like longer prompts instead.
 
     Raises CheckpointError if the decoder has no rotary embedding of this type.
     """

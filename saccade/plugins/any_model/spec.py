@@ -50,7 +50,9 @@ SOURCE_BYTES = 24
 TENSOR_COPIES = 8
 """Estimated memory of a processor for its output tensors, as a multiple of their size."""
 MAX_PIXELS = 2**31 - 1
-"""No limit: the processor has its own bounds, which cannot be narrowed here."""
+"""Maximum pixels of an image: none, because the processor has its own bounds, which cannot be
+narrowed here.
+"""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "depth")
 """The names that configurations use for the number of layers of a language model or vision
 encoder.

@@ -100,7 +100,7 @@ class AnyTower:
     def encode_canvas(
         self, recipe: PreprocessParams, canvas: npt.NDArray[np.uint8]
     ) -> torch.Tensor:
-        """Encode one canvas -> [rows, embedding_width]."""
+        """Encode one canvas, and return its embeddings [rows, embedding_width]."""
         data = torch.from_numpy(canvas).to(self.device).reshape(-1)
         return self._encode(data, recipe.grid)
 

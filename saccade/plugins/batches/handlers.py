@@ -46,7 +46,7 @@ def batch_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """The request handlers."""
+    """The handlers of /v1/batches."""
 
     runner: BatchRunner
     bodies: Bodies

@@ -72,7 +72,10 @@ class PromptHistory:
         self._flushes += 1
 
     def add_prompt(self, request: Request, kept: int) -> None:
-        """Add a computed prompt, whose first `kept` tokens are pinned by breakpoints."""
+        """Add a computed prompt.
+
+        kept: the number of leading tokens that breakpoints have pinned.
+        """
         caching, size = request.caching, self._page_size
         seconds = max((s for at, s in caching.breakpoints if at // size * size <= kept), default=0)
         prompt = _Remembered(

@@ -34,7 +34,10 @@ class AdapterTable:
         like: torch.Tensor,
         everyone: Shard,
     ) -> None:
-        """Use the dtype and device of `like`, a tensor of the network."""
+        """Create an empty table.
+
+        like: a tensor of the network, whose dtype and device adapters get.
+        """
         self._adapters = adapters
         self._canonical_name = canonical_name
         self._like = like

@@ -40,12 +40,12 @@ answer: write a text for the user, which ends the task.
 NOTCH = 100
 """Pixels that one notch of a scroll wheel scrolls."""
 MAX_PIXELS = 65_535
-"""The maximum edge of a screen, and the maximum coordinate."""
+"""Maximum edge of a screen in pixels, which is also the maximum coordinate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action."""
+    """One action on a screen, in no particular API's or model's format."""
 
     kind: Kind
     # where it happens: one point, the points of a drag in order, or two corners of the region to

@@ -1,4 +1,4 @@
-"""A client's computer or browser, and the past actions on it."""
+"""What a request declares about its computer or browser, and the past actions on it."""
 
 from __future__ import annotations
 

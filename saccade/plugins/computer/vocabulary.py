@@ -23,7 +23,7 @@ _USUAL: Mapping[str, Any] = {
 }
 """The default values of an action's attributes."""
 _ALWAYS = frozenset({"kind", "path"})
-"""Attributes that every word handles separately."""
+"""The attributes that every word reads and writes itself."""
 
 
 class WordField(Protocol):
@@ -171,7 +171,7 @@ class ClientFunction:
 
 @dataclass(frozen=True, slots=True)
 class ActionWords:
-    """An action format: words by name, in the order in which they are tried."""
+    """An action format. Its words, by name, are tried in order."""
 
     words: Mapping[str, Word]
     # the function whose argument `key` is the word. If empty, each word is a separate function.

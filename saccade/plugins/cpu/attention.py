@@ -50,7 +50,7 @@ more tokens, keys and values are packed first.
 """
 BF16 = torch.bfloat16
 KV_DTYPES = (BF16, FP8)
-"""Dtypes of keys and values. FP8 converts to bfloat16 exactly."""
+"""Supported dtypes of keys and values. FP8 is converted to bfloat16 exactly."""
 ZEROS = torch.zeros(MAX_HEAD, dtype=BF16)
 
 

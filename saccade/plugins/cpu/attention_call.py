@@ -8,11 +8,11 @@ NAMES = ("pack", "attend")
 QUERY_BLOCK = 128
 """Query rows of a work block. They share the keys and values in a core's cache."""
 ROW_TILE = 32
-"""Query rows per matmul."""
+"""Number of query rows per matmul."""
 KEY_BLOCK = 512
-"""Keys scored before their values are read."""
+"""Number of keys that are scored before their values are read."""
 CHUNK = 64
-"""Keys are padded to a multiple of this."""
+"""The number of keys is padded to a multiple of this."""
 MAX_HEAD = 128
 FIELDS = (
     "next",  # the counter of claimed blocks: 0

@@ -14,7 +14,7 @@ ROWS = 8
 TILE_ROWS = 16
 """Maximum rows of an AMX tile."""
 BLOCK = 2 * TILE_ROWS
-"""Rows per step with AMX."""
+"""Number of rows per step with AMX."""
 TILE_INPUTS = 32
 """Number of inputs in a tile. The inputs of matrices are padded to a multiple of it."""
 PREFETCH_BYTES = 4096

@@ -55,7 +55,7 @@ PANEL_VECTORS = STRIDE // CACHE_LINE_BYTES
 BLOCK_BYTES = BLOCK * STRIDE
 """Size in bytes of the accumulators of a block."""
 UNROLLED = 4
-"""Pairs of inputs per loop iteration with AVX512."""
+"""Number of pairs of inputs per loop iteration with AVX512."""
 EPILOGUE_ROWS = 2
 """Number of rows of the previous block that are stored in each step, while AMX multiplies."""
 OUTPUTS = ir.VectorType(I16, PANEL)

@@ -37,7 +37,7 @@ CPU_FIELDS = (*IDENTITY, "microcode", "cache size")
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """The cached results of a start-up."""
+    """The results of an earlier start-up, which are cached on disk."""
 
     batch_invariant: bool  # as in `messages.Started`
     kernels: tuple[str, ...]  # names of the cached files with the kernels that it used

@@ -33,7 +33,7 @@ QUANTISE = {
 size.
 """
 PRODUCT = {"product_4": 4, "product_8": 8}
-"""GEMM functions, each with the number of bits of the matrix."""
+"""The GEMM functions, each with the number of bits of the matrix."""
 TILED = "product_8_tiled"
 """The name of the GEMM function for large batches, which uses AMX."""
 FORMATS = ("float32", "bfloat16", "float16")

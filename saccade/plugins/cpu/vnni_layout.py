@@ -41,7 +41,7 @@ from saccade.plugins.cpu.vnni_call import (
 )
 
 PANEL = LANES * PANEL_VECTORS
-"""Outputs that are packed together."""
+"""Number of outputs that are packed together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of `vnni_call.FORMATS`, in the same order."""
 STEPS = {4: 32, 8: 16}

@@ -1,4 +1,4 @@
-"""Decides how a page is drawn: at which size, and which region of it is kept.
+"""Decides how a page is drawn: at which size, and to which region it is cropped.
 
 A region has a separate scale, so that it is drawn in more detail than the whole page.
 """

@@ -64,14 +64,16 @@ BUSY_ROWS = 4
 delay others, and split the batch into steps with fewer rows each.
 """
 FIRST_RATE = 0.7
-"""The assumed acceptance rate before any draft token was sampled."""
+"""Assumed acceptance rate while no draft token has been sampled."""
 MEMORY = 0.15
 """Minimum weight of one draft token's outcome in a sequence's acceptance rate. The rate starts as
 the mean of the first few outcomes, so a sequence whose first draft token is rejected stops
 drafting.
 """
 DEFAULT_MEMORY = 0.03
-"""The same for the acceptance rate over all sequences, with which a new sequence starts."""
+"""Minimum weight of one draft token's outcome in the acceptance rate over all sequences, with which
+a new sequence starts.
+"""
 ROW_COST = 0.06
 """The assumed cost of one more row, relative to a step with one row. Measured with 8-bit weights: 8
 rows take 1.28 to 1.5 times as long as one.

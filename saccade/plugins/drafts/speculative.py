@@ -28,7 +28,7 @@ from saccade.sched.sequence import Run, Sequence
 
 
 class SpeculativeDecoding(StepPart):
-    """Verifies the draft tokens of all sequences."""
+    """Plans and verifies the draft tokens of all sequences."""
 
     def __init__(self, context: PartContext) -> None:
         limits = context.limits

@@ -131,12 +131,12 @@ class EarlyImage:
         self._body.count()
 
     def settle(self, tenant: str) -> None:
-        """Assign a queued decode to the tenant."""
+        """Assign a queued decode to a tenant, which makes its results usable."""
         if self._job is not None and not self._job.running:
             self._job.tenant = tenant
 
     async def write_to(self, target: memoryview, job: Job) -> bool:
-        """Implement `EarlyPixels.write_to`."""
+        """Copy the decoded pixels to `target`. Implements `EarlyPixels.write_to`."""
         early = self._job
         if early is None or (job.recipe, job.region, job.frame) != (early.recipe, None, None):
             return False

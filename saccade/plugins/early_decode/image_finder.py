@@ -29,7 +29,7 @@ class ImageFinder:
         self._num_short = 0
 
     def feed(self, chunk: bytes) -> Iterator[Text]:
-        """Take the next bytes, and yield the images that they complete."""
+        """Scan the next bytes of the body, and yield the images that they complete."""
         offset = 0
         while self._num_short < MAX_SHORT:
             if self._text is None:

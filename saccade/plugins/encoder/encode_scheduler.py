@@ -113,7 +113,7 @@ class EncodeScheduler:
         return [self._finish(self._ids[id], Delta(id, finish="abort"))] if id in self._ids else []
 
     def fail_all(self, error: str) -> list[Delta]:
-        """Fail all requests with this error."""
+        """Fail all requests with this error, and return their final deltas."""
         return [
             self._finish(sequence, Delta(id, finish="error", error=error))
             for id, sequence in list(self._ids.items())
@@ -224,7 +224,7 @@ class EncodeScheduler:
     # ---- apply
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Apply the result of the oldest plan in flight."""
+        """Apply the result of the oldest plan in flight, and return the deltas for its requests."""
         plan, deliveries = self._flights.popleft()
         assert plan.step == result.step, "results come in the order of plans"
         # The results for images.

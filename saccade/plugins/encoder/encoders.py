@@ -60,11 +60,11 @@ MAX_AWAY_SECONDS = 60.0
 consecutive failure.
 """
 CHECK_SECONDS = 1.0
-"""The minimum interval between two reads of the `--encoders` file."""
+"""Minimum seconds between two reads of the `--encoders` file."""
 CHECK_TIMEOUT = 1.0
-"""Maximum seconds to wait for that file. After a timeout, the previous list is used."""
+"""Maximum seconds to wait for the `--encoders` file. After a timeout, the previous list is used."""
 MAX_LISTED = 1 << 16
-"""Maximum number of characters that are read from that file."""
+"""Maximum number of characters that are read from the `--encoders` file."""
 MAX_ERROR_BYTES = 2000
 """Maximum bytes that are read from an error response."""
 
@@ -138,11 +138,11 @@ class Encoders:
         self._tasks: dict[ImageKey, asyncio.Task[EncoderOutcome]] = {}
 
     def trust(self, tower: Tower) -> None:
-        """Accept only embeddings of this vision encoder."""
+        """Use encoders only if they run this vision encoder."""
         self.tower = tower
 
     async def encode_image(self, opened: OpenedImage, slot: PixelSlot) -> EncoderOutcome:
-        """Request an opened image's embedding with `encode`."""
+        """Request the embedding of an opened image, as `encode` does."""
         return await self.encode(*question(opened, self.tower), slot)
 
     async def encode(
@@ -345,9 +345,9 @@ def _listed(path: Path) -> list[str]:
 
 
 _EXPONENTS = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
-"""The exponent bits of each data type. They are all set in NaN and infinity."""
+"""The exponent bits of each dtype. All of them are set in NaN and infinity."""
 _CHECKED_BYTES = 1 << 20
-"""The number of bytes that are checked at a time, to bound temporary memory."""
+"""Number of bytes that are checked at a time, to bound temporary memory."""
 
 
 def _fault(values: memoryview, given: EmbeddingResult) -> str:

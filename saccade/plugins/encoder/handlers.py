@@ -54,7 +54,7 @@ def encode_routes(api: ApiContext) -> Sequence[Route]:
 
 
 class EmbeddingHandler:
-    """The request handler."""
+    """The handler of POST /internal/embedding."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler

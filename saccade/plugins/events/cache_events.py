@@ -26,7 +26,7 @@ from saccade.sched.scheduler import GenerationScheduler
 
 
 class CacheEvents:
-    """An `EnginePart` that publishes changes of the scheduler's caches."""
+    """Publishes changes of the scheduler's caches. Implements `EnginePart`."""
 
     def __init__(self, options: dict[str, Any], config: EngineConfig, scheduler: Scheduler) -> None:
         """Start publishing. Raises StartupError if an endpoint cannot be opened."""

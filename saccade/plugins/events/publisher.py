@@ -32,7 +32,7 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The addresses of a publisher. replay: None disables replays."""
+    """The addresses of a publisher. If `replay` is None, it does not replay missed batches."""
 
     publish: str
     replay: str | None = None

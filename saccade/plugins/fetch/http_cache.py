@@ -45,7 +45,7 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """A stored response."""
+    """A response in the cache."""
 
     answer: HttpResponse
     stale: float  # the end of its freshness, by `time.monotonic`

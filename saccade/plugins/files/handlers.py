@@ -142,7 +142,7 @@ def file_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The request handlers."""
+    """The handlers of /v1/files."""
 
     front: RequestManager
     bodies: Bodies

@@ -74,7 +74,7 @@ class Stored:
 
     @property
     def digest(self) -> bytes:
-        """The blake3 hash of the content."""
+        """The blake3 digest of the content."""
         return bytes.fromhex(self.id[5:69])
 
 
@@ -210,7 +210,7 @@ class FileStore:
         return before
 
     def entries(self, owner: str = "") -> list[Stored]:
-        """List all files of `owner`, oldest first."""
+        """Return the uploads of `owner`, oldest first."""
         known: dict[Path, tuple[tuple[int, int], Stored]] = {}
         with _readable():
             for home in self._homes():

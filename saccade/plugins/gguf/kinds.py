@@ -31,7 +31,7 @@ class TextKind:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of a model with a vision encoder."""
+    """What `ModelKind.see` gets: the parsed files of a model with a vision encoder."""
 
     model: GgufFile
     sight: MetadataFields  # the vision encoder's metadata
@@ -72,7 +72,7 @@ class ModelKind:
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """Everything that a family declares."""
+    """Everything that a family declares about GGUF files."""
 
     # by the language model's architecture and the projector type, which is "" without a vision
     # encoder

@@ -22,7 +22,7 @@ from saccade.plugins.gguf.known import made_tensors
 from saccade.plugins.gguf.made import Heads, Made
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats that are not quantized."""
+"""The torch dtypes of formats that are not quantized."""
 BLOCK_VALUES = 1 << 20
 """Number of values that a thread dequantizes at a time."""
 
@@ -39,7 +39,7 @@ class GgufSlice:
 
     @property
     def kinds(self) -> set[str]:
-        """The tensor's formats in the file."""
+        """The formats in the file of the tensor's sources."""
         return {source.kind for source in self.made.sources}
 
     def get_dtype(self) -> str:

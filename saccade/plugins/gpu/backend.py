@@ -20,7 +20,7 @@ an image. It is printed as "fa3 beside ours" in stage `attention` of `saccade_be
 all values are above 1, auto selects FlashAttention-3 where it is installed. Not measured yet.
 """
 FLASH_LIKE = ("flash", "fa3", "fa4")
-"""The backends that require a 16-bit dtype."""
+"""The attention backends that require a 16-bit dtype."""
 TOWERS = ("triton", *FLASH_LIKE, "sdpa")
 
 

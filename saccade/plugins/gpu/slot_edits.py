@@ -70,7 +70,7 @@ class SlotEdits:
         self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
 
     def close(self, slot: int) -> None:
-        """Disable edits in the slot, until it is opened again."""
+        """Disable edits in the slot until it is opened again."""
         self._send_facts(slot, NOTHING)
 
     def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:

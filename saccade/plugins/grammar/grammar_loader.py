@@ -84,7 +84,7 @@ class GrammarLoader:
         return found
 
     def fail_all(self, error: str) -> list[Delta]:
-        """Fail all waiting requests with this error."""
+        """Fail all waiting requests with this error, and return their final deltas."""
         ended = [Delta(id, finish="error", error=error) for id in self._waiting]
         self._waiting.clear()
         return ended

@@ -28,7 +28,9 @@ class HoldAnswer:
         self._compiler = Compiler(context.tokenizer, spec.vocab_size, spec.eos_token_ids)
 
     async def compile(self, preparation: Preparation) -> None:
-        """Compile the grammar. Raises InvalidRequest with the location of an error."""
+        """Compile the grammar of the request's answer. Raises InvalidRequest with the location of
+        an error.
+        """
         request = preparation.request
         until = self._tags.close if preparation.encoded.reasoning == "open" else None
         share = preparation.client.share(request.cache_salt)

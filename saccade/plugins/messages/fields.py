@@ -129,10 +129,10 @@ class PDFBytes(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
 
 
 class PartsSource(IgnoredFields, tag_field="type", tag="content", kw_only=True):
-    """A document that consists of texts and images."""
+    """A document that consists of text and images."""
 
     content: str | list[TextBlock | ImageBlock]
-    """A text, or texts and images."""
+    """A string, or blocks with text and images."""
 
 
 class DocumentBlock(MediaBlock, tag_field="type", tag="document", kw_only=True):
@@ -188,7 +188,7 @@ class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=
     content: (
         str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock | BrowserState] | None
     ) = None
-    """The tool's output: a text, or texts and images."""
+    """The tool's output: a string, or blocks with text and images."""
     is_error: bool | None = None
     """Whether the tool failed. If so, the model reads "Error:" before the content."""
 

@@ -46,7 +46,7 @@ def message_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """The request handlers."""
+    """The handlers of /v1/messages and /v1/messages/count_tokens."""
 
     handler: RequestHandler
 

@@ -101,7 +101,7 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """A body that has been read."""
+    """A parsed body."""
 
     requests: list[GenerationRequest]  # a single request, which the caller removes
     reply: Reply

@@ -67,7 +67,7 @@ _COMPUTER: Mapping[str, Word] = {
     "zoom": Word("zoom", (Region("region"),)),
 }
 _FIRST = ("scroll", "hold_key", "left_mouse_down", "left_mouse_up", "triple_click", "wait", "zoom")
-"""Actions that computer_20241022 does not have."""
+"""Names of actions that computer_20241022 does not have."""
 _LACKED: Mapping[str, tuple[str, ...]] = {
     "computer_20241022": _FIRST,
     "computer_20250124": ("zoom",),

@@ -205,7 +205,7 @@ class ResponseTeller:
 
 
 class _Responses:
-    """The request handlers."""
+    """The handlers of /v1/responses."""
 
     def __init__(self, handler: RequestHandler, store: ResponseStore, refuse_tools: bool) -> None:
         self._handler = handler

@@ -38,7 +38,7 @@ MAX_ID = 256
 
 
 class SparseItem(UnsupportedFields, omit_defaults=True, kw_only=True):
-    """Base of items and texts. Fields with default values are not stored."""
+    """Base of items and of text contents. Fields with default values are not stored."""
 
 
 class SparseMedia(IgnoredFields, omit_defaults=True, kw_only=True):
@@ -162,7 +162,7 @@ class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_on
 
     call_id: Id
     output: str | list[Given]
-    """The function's output: a text, or texts and images."""
+    """The function's output: a string, or parts with text and images."""
     id: Id | None = None
     status: Status | None = None
 

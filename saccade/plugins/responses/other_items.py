@@ -132,7 +132,9 @@ def _id(item: Mapping[str, Any], name: Any) -> Any:
 
 
 def _output(item: Mapping[str, Any], field: str) -> Any:
-    """Return a result as the output of a function: a string, or a list of texts and images."""
+    """Return a result as the output of a function: a string, or a list of parts with text and
+    images.
+    """
     value = item.get(field)
     if item.get("type") == "image_generation_call" and field == "result" and value:
         form = item.get("output_format") or "png"

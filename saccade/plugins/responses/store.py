@@ -110,7 +110,7 @@ class OwnResponses:
 
 
 class ResponseStore:
-    """All stored responses."""
+    """Stores the responses of all clients."""
 
     def __init__(
         self,

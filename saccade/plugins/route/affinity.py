@@ -29,7 +29,7 @@ DEEPEST = 8
 deeply.
 """
 OPENING_CHARACTERS = 4096
-"""Maximum characters of a text or URL that are hashed. Prompts that grow share their start."""
+"""Maximum characters of a string or URL that are hashed. Prompts that grow share their start."""
 MAX_VALUES = 1 << 18
 """Maximum JSON values in a body that is parsed. Each value can take a hundred bytes of memory."""
 MAX_PARTS = 4096

@@ -114,7 +114,7 @@ class Forwarder:
 
 
 class Proxy:
-    """The ASGI application."""
+    """The ASGI application that forwards requests to workers."""
 
     def __init__(self, fleet: Fleet, options: SpreadOptions, metrics: Metrics, bodies: Bodies):
         self._fleet = fleet

@@ -53,7 +53,7 @@ def score_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """The request handlers."""
+    """The handlers of /v1/embeddings, /v2/embed, /rerank and /score."""
 
     handler: RequestHandler
     reader: PromptReader

@@ -61,7 +61,7 @@ class EmbeddingEntry(Struct):
     index: int
     embedding: list[float | list[float]] | str
     """The values, or float32 in base64. If the model has a vector per token, a list of vectors, or
-    all of them in one base64 text.
+    all of them in one base64 string.
     """
     shape: tuple[int, int] | UnsetType = UNSET
     """The number of vectors, and of values in each, if the model has a vector per token."""

@@ -58,7 +58,7 @@ class NumberFormats:
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """The bytes of a loaded network."""
+    """The bytes of a network after it is loaded, for the language model and the vision encoder."""
 
     language: int
     tower: int

@@ -41,7 +41,7 @@ class Save:
 
 @dataclass(slots=True)
 class RunStates:
-    """The snapshots of one run of a sequence."""
+    """The slots of the snapshots of one run of a sequence."""
 
     points: tuple[int, ...]  # the snapshot points in the prompt, in tokens
     planned: list[Save] = field(default_factory=list)  # those of plans in flight, in order

@@ -80,7 +80,7 @@ class CacheTierState:
 
     @property
     def placing(self) -> Collection[bytes]:
-        """Pages that have been read, and that the next plan places in the pool."""
+        """Pages that have been read, and that the next plan writes to the pool."""
         return self._place
 
     def take_moves(self) -> TierMoves:

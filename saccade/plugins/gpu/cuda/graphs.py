@@ -61,7 +61,7 @@ class Capture(Protocol):
 
 
 def eager(work: Replay) -> Replay:
-    """Run the function, and return it in place of a captured graph."""
+    """Run the function once, and return it. Used instead of a graph without CUDA."""
     work()
     return work
 
@@ -148,7 +148,7 @@ class GraphRunner(Generic[Inputs]):
 
     @property
     def missing(self) -> list[int]:
-        """The sizes that have no graph yet, ascending."""
+        """The sizes whose graphs have not been captured yet, ascending."""
         return [size for size in self._wanted if size not in self._graphs]
 
     def bucket(self, size: int) -> int | None:

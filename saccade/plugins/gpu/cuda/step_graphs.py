@@ -36,7 +36,10 @@ class StepMemory:
         sizes: StepGraphSizes,
         like: torch.Tensor,
     ) -> None:
-        """Use the dtype, device and width of `like`, a tensor of embeddings."""
+        """Allocate the buffers.
+
+        like: a tensor of embeddings, whose dtype, device and width are used.
+        """
         most = max((0, *sizes.mixed_tokens))
         self.batcher = batcher
         self.states = like.new_zeros((max((0, *sizes.rows, sizes.most_tokens)), net.hidden))

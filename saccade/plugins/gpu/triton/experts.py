@@ -30,7 +30,7 @@ FEW = Tile(rows=16, keys=32, warps=4, stages=4)
 SOME = Tile(rows=64, keys=64, warps=4, stages=3)
 MANY = Tile(rows=128, keys=128, warps=8, stages=3)
 MANY_WIDE = Tile(rows=32, keys=64, warps=4, stages=2)
-"""For 32-bit values."""
+"""The tile for many pairs of 32-bit values."""
 INPUTS = 128
 """Maximum number of inputs multiplied per iteration."""
 INPUTS_OF_MANY = 64

@@ -30,7 +30,7 @@ warps. But each program loads all rows, so tiles are no smaller than necessary.
 """
 SOME_WIDE = SOME[1:]
 MANY_WIDE = (Tiling(32, 64, 1, 4, 2),)
-"""For 32-bit values."""
+"""The tilings for many rows of 32-bit values."""
 WORDS = tl.constexpr(16)
 """Words per chunk."""
 QUARTER = tl.constexpr(32)

@@ -59,11 +59,11 @@ the other computes exponentials. An H200 reaches 421 TFLOP/s, and 309 with one p
 PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
 """Before Hopper, products are kept in registers. With 64 keys, heads of 128 values would spill."""
 PREFILL_THIN_SMALL = Tile(rows=64, keys=32, warps=4, stages=3)
-"""The same for heads up to 64 values: three such programs fit, and one of 128 rows would spill."""
+"""For heads up to 64 values before Hopper: three programs fit, and one of 128 rows would spill."""
 PREFILL_LARGE = Tile(rows=128, keys=32, warps=8, stages=3)
 """For heads of more than 128 values. With a window, Blackwell's registers allow one stage fewer."""
 PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
-"""The same for GPUs before Hopper, which may have only 99 KB of shared memory."""
+"""For heads of more than 128 values before Hopper, where some GPUs have 99 KB of shared memory."""
 PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 """For 32-bit values, whose blocks take twice the memory."""
 PREFILL_WIDEST = Tile(rows=32, keys=32, warps=8, stages=2)

@@ -22,7 +22,7 @@ from saccade.plugins.models.minicpm.config import MERGES
 from saccade.plugins.models.minicpm.images import SliceRules
 
 VIDEO = "<|video_pad|>"
-"""Marks a video in a chat template. In the expanded prompt, it stands for each embedding of the
+"""Marks a video in a chat template. In the expanded prompt, there is one for each embedding of the
 frames.
 """
 NUMBER = "<image_id>{}</image_id>"
