@@ -1,4 +1,4 @@
-"""OpenAI's and Anthropic's Files API."""
+"""Serves OpenAI's and Anthropic's Files API."""
 
 from saccade.plugin import Http, Plugin, Requests
 

@@ -46,7 +46,7 @@ _NOTHING_FITS = "Unsatisfiable"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A string that is the grammar in the library's format. It compiles successfully."""
+    """A grammar that has been compiled successfully."""
 
     text: str  # the input of the engine's matchers
     digest: str  # the cache key

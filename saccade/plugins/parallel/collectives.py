@@ -25,7 +25,9 @@ Backend = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 PAGE = 4096
 LINE = 8
-"""Counters per cache line. Each rank's counter has a cache line to itself."""
+"""Number of 64-bit counters that fill a cache line. Each rank's counter has a cache line to
+itself.
+"""
 SLOT = 1 << 20
 """Size of a rank's slot in shared memory, in bytes. Larger tensors are sent in chunks."""
 PATIENT_SPINS = 200

@@ -33,7 +33,7 @@ OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
 @dataclass(frozen=True, slots=True)
 class RouterContext:
-    """What the constructor of `Upstreams` gets."""
+    """The arguments that an implementation of `Upstreams` is created with."""
 
     options: RouteOptions
     metrics: Metrics

@@ -49,7 +49,7 @@ ABSENT = {
     "query_pre_attn_scalar": 256.0,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""transformers' defaults for fields that config.json does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 LayerType = Literal["full_attention", "sliding_attention"]
 
 

@@ -27,7 +27,7 @@ from saccade.plugins.models.gemma4.vision import UnitNorm
 
 NAME = "vision_embedder"
 EPS = 1e-5
-"""The default epsilon of PyTorch's LayerNorm."""
+"""Default epsilon of PyTorch's LayerNorm, which the checkpoint does not specify."""
 
 
 class PixelNorm:

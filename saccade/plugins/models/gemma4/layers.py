@@ -18,7 +18,7 @@ ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of one layer."""
+    """One layer's window and sizes, and the layer whose KV cache it reads."""
 
     window: int | None  # as in `AttentionShape`
     source: int  # the layer whose cached keys and values it reads: itself or an earlier one

@@ -31,7 +31,7 @@ ABSENT = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
 }
-"""transformers' defaults for fields that config.json does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,10 @@ ABSENT = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 2048,
 }
-"""transformers' defaults for fields that config.json does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 INTERPOLATIONS = ("bilinear", "bicubic")
 OTHER_NAMES = {"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"}
-"""The names of fields in older files."""
+"""Maps the names of fields to their names in older files."""
 
 
 @dataclass(frozen=True, slots=True)

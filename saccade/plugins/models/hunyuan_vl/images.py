@@ -25,7 +25,7 @@ class LineRules(ImageRules):
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         tokens = self.max_pixels // self.factor**2
         # Rounding may increase the aspect ratio by half.
         lines = math.isqrt(3 * MAX_ASPECT_RATIO * tokens // 2) + 1

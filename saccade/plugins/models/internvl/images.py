@@ -20,7 +20,7 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.internvl.config import InternVisionConfig
 
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
-"""Pillow's resampling filters by number."""
+"""Supported resampling filters, by their number in Pillow."""
 MAX_TILES = 256
 """Maximum tiles of an image. Published checkpoints have at most 12."""
 

@@ -25,7 +25,9 @@ MIN_FRAMES = 4
 
 @dataclass(frozen=True, slots=True)
 class InternVideo:
-    """Implements `core.video.VideoRules`."""
+    """Samples the frames of videos, each of which is one tile. Implements
+    `core.video.VideoRules`.
+    """
 
     tiles: TileRules
     fps: float

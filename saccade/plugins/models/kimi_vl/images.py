@@ -51,7 +51,7 @@ class PaddedRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         # Partial patches at the edges do not count when the image is scaled down, but are padded.
         patches = self.most + 2 * (MAX_SIDE + 1) + 1
         edges = MAX_SIDE + 1 + patches // MAX_SIDE

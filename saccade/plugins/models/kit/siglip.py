@@ -63,7 +63,7 @@ class SiglipEmbed:
 
 
 class SiglipTower(TileTower):
-    """SigLIP, followed by a family's connector."""
+    """Encodes tiles with SigLIP, followed by the projector of a family (`connector`)."""
 
     __slots__ = ("connector", "norm", "tile_embed")
 

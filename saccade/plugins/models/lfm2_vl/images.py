@@ -68,7 +68,7 @@ class ThumbnailRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         lines = (math.isqrt(MAX_ASPECT * count) + 2 for count in (self.least, self.most))
         whole = self.most + self.least + max(lines)
         tiles = self.tiles_at_most * (self.tile // self.unit) ** 2

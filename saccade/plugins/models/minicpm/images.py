@@ -31,7 +31,7 @@ UPSIZES = ("always", "never")
 slice.
 """
 RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
-"""Pillow's resampling filters by number, in Pillow's implementation."""
+"""Supported resampling filters, which follow Pillow's implementation, by their number in Pillow."""
 MAX_SCALE = 4096
 MAX_SLICES = 100
 """Maximum slices of an image. No published checkpoint has more than nine, of 448 x 448 pixels."""
@@ -73,7 +73,7 @@ class SliceRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         tokens = most_of_all(self.scale, self.unit, self.most, MAX_ASPECT)
         return stacked_bounds(tokens, self.unit)
 

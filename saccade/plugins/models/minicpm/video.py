@@ -33,7 +33,7 @@ BICUBIC = 3
 
 @dataclass(frozen=True, slots=True)
 class FrameRules:
-    """Implements `core.video.VideoRules`."""
+    """Samples and resizes the frames of videos. Implements `core.video.VideoRules`."""
 
     slices: SliceRules
     token: int  # the ID of `VIDEO`

@@ -32,7 +32,7 @@ from saccade.plugins.models.minicpm.images import SliceRules, view_tokens
 TOWER = "vision_tower"
 CONNECTOR_EPS = 1e-6
 FOUR = 4
-"""Rows that are merged into one."""
+"""Number of rows that are merged into one."""
 
 
 def four_to_one(

@@ -33,7 +33,7 @@ ABSENT = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 5e5,
 }
-"""transformers' defaults for fields that config.json does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ config.json has the fields that `text_config` has in other checkpoints.
 
 @dataclass(frozen=True, slots=True)
 class Qwen35Options(QwenOptions):
-    """The family options of Qwen3.5."""
+    """The options of the Qwen3.5 family, in addition to Qwen-VL's."""
 
     mtp: Literal["on", "off"] = "off"  # whether to load the MTP head, which drafts tokens
 

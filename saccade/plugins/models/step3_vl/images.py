@@ -50,7 +50,7 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class CropPlan:
-    """The steps from an upright image to its crops."""
+    """Describes how an upright image is resized and cropped."""
 
     padded: Size  # the image's size, or the square that it is padded to
     resized: Size  # the padded image, scaled down to at most `Sides.longest`
