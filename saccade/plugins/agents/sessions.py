@@ -135,9 +135,9 @@ class NextPrompt:
     """The messages of a next request, up to the first that cannot be predicted."""
 
     messages: tuple[Message, ...]
-    next: Message  # an example of the message after them
+    next: Message  # an example of the message that follows
     expected: ExpectedPrompt
-    later: tuple[Message, ...] = ()  # those after the next trimming, if that can be predicted
+    later: tuple[Message, ...] = ()  # after the next trimming, if predictable
 
 
 class Sessions:

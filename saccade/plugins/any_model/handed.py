@@ -1,4 +1,4 @@
-"""Records a decoder's inputs in a model's own forward pass and in Saccade's, and compares them.
+"""Compares the inputs that a decoder gets in the model's own forward pass with those in Saccade's.
 
 The code is the same for all models and prompts.
 """

@@ -23,8 +23,8 @@ from saccade.plugins.cpu.numba_call import CHANNELS, COLUMNS, NO_SLOT
 class SequentialRows(StateRows):
     """Rows of a batch. Kernels read them from the batch's tensors, so `host` is empty."""
 
-    # [R] int64: the slot that each row's final state is also copied to, or `NO_SLOT`. `None`: none
-    # is copied.
+    # [R] int64: for each row, the slot of an additional copy of its final state, or `NO_SLOT`.
+    # `None`: no state is copied.
     keeps: torch.Tensor | None = None
 
     @classmethod

@@ -39,8 +39,8 @@ float32.
 
 
 def rope_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
-    """Return the body for heads of size `dim`, whose first `turned` values are rotated. A work item
-    is a token.
+    """Return the body for heads of size `dim`, whose first `turned` values are rotated. One work
+    item is one token.
 
     across: rotate pairs (i, i + turned / 2) instead of (2 i, 2 i + 1).
     norm_bits: bits of the norm's weights, or 0 without a norm.

@@ -34,8 +34,8 @@ class SlotEdits:
     """Edits the logits of all requests with one kernel, which reads the slots' options on the
     device.
 
-    Implements `runtime.row_parts.SamplePart`, as `runtime.sampling.edits.Edit` does on CPUs. Each
-    slot has a row of counts for the whole vocabulary at a fixed address, which CUDA graphs can
+    Implements `runtime.row_parts.SamplePart`, with the same edits as `runtime.sampling.edits.Edit`.
+    Each slot has a row of counts for the whole vocabulary at a fixed address, which CUDA graphs can
     read. Only this class writes to `tables`.
     """
 

@@ -117,7 +117,7 @@ class NamingProxy:
         client. Raises ReplicaLost.
         """
         flow = self._flow(scope, body)
-        held.resize(2 * len(body))  # also counts the body that is sent instead
+        held.resize(2 * len(body))  # the budget also counts the body that replaces it
         try:
             step = await self._advance(flow, None, len(body))
             while step is not None:

@@ -58,7 +58,7 @@ class CacheTierState:
         """
         self.pinned = PinnedItems(pins)
         self.book = self.pinned.tier(budget_bytes)
-        # pages saved, not saved and read, and the reasons why others were computed instead
+        # counts of pages saved, not saved and read, and of the reasons why pages were computed
         self.counts: Counter[PageOutcome] = Counter()
         self._size = size
         self._save: dict[bytes, PageCopy] = {}

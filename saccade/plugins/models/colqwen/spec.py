@@ -1,7 +1,7 @@
 """Creates the spec of a ColQwen checkpoint: a Qwen-VL checkpoint with a projection to vectors.
 
-Supports transformers' format, which has Qwen-VL's fields in `vlm_config`, and colpali-engine's,
-which has only Qwen-VL's fields and tensors. Runs without torch.
+Supports two formats. In that of transformers, `vlm_config` contains the fields of Qwen-VL. In that
+of colpali-engine, fields and tensors are the same as in Qwen-VL. Runs without torch.
 """
 
 from __future__ import annotations
