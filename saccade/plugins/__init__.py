@@ -34,7 +34,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def complete(found: Sequence[Plugin]) -> tuple[Plugin, ...]:
-    """Return the plugins whose required plugins are all present."""
+    """Return the plugins whose required plugins are all in `found`."""
     names = {plugin.name for plugin in found}
     kept = tuple(plugin for plugin in found if names.issuperset(plugin.requires))
     return kept if len(kept) == len(found) else complete(kept)
@@ -76,15 +76,17 @@ def option_groups() -> Mapping[Plugin, type[Any]]:
 
 
 def import_field(field: Callable[[Plugin], str | None]) -> list[Any]:
-    """Import the objects that plugins name in a field of their records."""
+    """Import and return the objects that installed plugins name in this field of their records."""
     return [resolve_name(name) for name in map(field, plugins()) if name is not None]
 
 
 def builder(
     socket: Callable[[Plugin], Offer | str | None], *of: object
 ) -> Callable[..., Any] | None:
-    """Import the object that an enabled plugin provides in a field, if one does. of: arguments of
-    `Offer.asked`.
+    """Import and return the object that an enabled plugin provides in a field, or None if no plugin
+    does.
+
+    of: the arguments of `Offer.asked`, which decides whether a plugin is enabled.
 
     Raises ConfigError if several plugins provide it.
     """
@@ -102,6 +104,9 @@ def builder(
 
 
 def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:
-    """Import the objects that enabled plugins offer in a field. of: arguments of `Offer.asked`."""
+    """Import and return the objects that enabled plugins provide in a field.
+
+    of: the arguments of `Offer.asked`, which decides whether a plugin is enabled.
+    """
     offers = [offer for offer in map(socket, plugins()) if offer is not None]
     return [resolve_name(each.build) for each in offers if resolve_name(each.asked)(*of)]

@@ -1,4 +1,6 @@
-"""Long conversations: edits that shorten them, and prefill of an agent's next prompt."""
+"""Support for long conversations: edits that shorten them, and prefill of an agent's next
+prompt.
+"""
 
 from saccade.plugin import Plugin, Requests, StepRule
 

@@ -15,23 +15,25 @@ from saccade.media.opened import Opened
 from saccade.plugins.agents.history_edits import AppliedEdit, AskedEdit
 
 MAX_FORMS = 16
-"""Maximum shorter versions of a conversation that are tried."""
+"""Maximum number of shorter versions of a conversation to try."""
 
 
 class EditHistory:
-    """Edits the history of chats that request it."""
+    """Shortens the conversations of chats that request it."""
 
     def __init__(self, context: StepContext) -> None:
         self._prompts = context.prompts
         self._sources = context.step(OpenSources)
 
     async def set_readable(self, preparation: Preparation) -> None:
-        """Allow a prompt that exceeds the context because it may fit once it is shortened."""
+        """Allow a prompt that exceeds the context, because it may fit once it is shortened."""
         preparation.readable = READABLE * preparation.context_length
         preparation.kept = 1
 
     async def apply(self, preparation: Preparation) -> None:
-        """Shorten the conversation, once its images are open and their numbers of tokens known."""
+        """Shorten the conversation. This needs the token counts of its images, so it runs after
+        they are opened.
+        """
         request, opened = preparation.request, preparation.opened
         asked, before = (
             find_extra(request.extras, AskedEdit),
@@ -63,8 +65,8 @@ class EditHistory:
 
 
 def _names(chat: Chat) -> dict[str, str]:
-    """Return the client's names for calls by ID because the chat may already have the model's
-    names.
+    """Return the client's function names by call ID. The chat may already have the model's names
+    instead.
     """
     return {
         call.get("id", ""): call["function"]["name"]
@@ -74,7 +76,9 @@ def _names(chat: Chat) -> dict[str, str]:
 
 
 def _sizes(chat: Chat, images: Mapping[int, Opened], tokens: int) -> list[int]:
-    """Distribute a prompt's tokens over its messages: exactly for images, by length for text."""
+    """Estimate the tokens of each message. Image tokens are exact, and the rest is distributed by
+    text length.
+    """
     shown = [
         sum(_shown(images[id(source)]) for source in message.media) for message in chat.messages
     ]

@@ -17,7 +17,7 @@ from saccade.plugins.agents.sessions import Sessions, SessionTurn
 
 
 class FollowSession:
-    """Follows the sessions of chats with images."""
+    """Assigns chats with images to sessions, and prefills their next prompts."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
@@ -27,7 +27,9 @@ class FollowSession:
         self._next_prompts: NextPrompts | None = None
 
     async def follow(self, preparation: Preparation) -> None:
-        """Find the session, and learn from its changes. Chats with videos are not followed."""
+        """Find the chat's session, and update it with this request. Chats with videos are not
+        followed.
+        """
         request, client = preparation.request, preparation.client
         images = [each for each in preparation.opened if isinstance(each, OpenedImage)]
         if not self._prepares or len(images) < len(preparation.opened):
@@ -60,7 +62,7 @@ class FollowSession:
 
 
 class _Follower:
-    """Implements `AnswerFollower` for one request of a session."""
+    """The `AnswerFollower` of one request in a session."""
 
     def __init__(self, next_prompts: NextPrompts, turn: SessionTurn) -> None:
         self._next_prompts = next_prompts

@@ -1,10 +1,10 @@
-"""The edits by which a request can have its conversation shortened.
+"""The edits with which a request can have its conversation shortened.
 
     ClearToolUses   Anthropic's clear_tool_uses_20250919: replace old tool results by a short text
     DropOldest      OpenAI's truncation "auto": drop the oldest messages until the rest fits
 
-Edits decide what is removed. They get the whole conversation each time, and remove from the oldest
-part.
+Edits decide what is removed. They get the whole conversation in each request, and remove its oldest
+parts first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from saccade.front.conversation import Chat, Message, MessageText
 
 CLEARED = "[tool result cleared]"
 STEP = 4
-"""`DropOldest` removes a multiple of 1 / STEP of the context."""
+"""`DropOldest` removes multiples of 1 / STEP of the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedEdit:
-    """The result of an edit. All zeros, except for `tokens`, if it had no effect."""
+    """Counts what an edit has removed. If it had no effect, all counts except `tokens` are zero."""
 
     NAME: ClassVar[str] = "agents.edited"
     tokens: int  # the prompt's tokens before the edit
@@ -32,37 +32,42 @@ class AppliedEdit:
 
 
 class HistoryEdit(Protocol):
-    """An edit that a request specifies.
+    """An edit that shortens a chat before it is computed.
 
-    least: the minimum prompt tokens that it must remove to be applied.
+    least: the edit is skipped if it would remove fewer prompt tokens than this.
     """
 
     @property
     def least(self) -> int: ...
 
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:
-        """Yield shorter versions of a chat, with the number of tool uses removed.
+        """Yield shorter versions of a chat, each with the number of tool uses removed.
 
-        The first one with at most `most` tokens is used, or else the last. `sizes`: the approximate
-        tokens of each message, whose sum is the prompt's tokens.
+        The caller uses the first version with at most `most` tokens, or else the last one.
+
+        sizes: the approximate number of tokens of each message. Their sum is the prompt's length.
         """
         ...
 
     def foreseen(self, messages: Sequence[Message], done: bool) -> tuple[Message, ...] | None:
-        """Return the messages as they will be in the next request, if that is predictable.
+        """Return the messages as the edit will leave them in the next request, or None if that is
+        unknown.
 
-        `done`: the edit had an effect on the last request.
+        done: whether the edit had an effect on the last request.
         """
         ...
 
     def naming(self, names: Mapping[str, str]) -> HistoryEdit:
-        """Return the edit for messages with other names of calls. names: the client's, by ID."""
+        """Return this edit for messages whose calls were renamed.
+
+        names: the client's function name of each call, by the call's ID.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AskedEdit:
-    """The edit that a request specifies."""
+    """Attaches the edit that a request specifies to its preparation."""
 
     NAME: ClassVar[str] = "agents.edit"
     edit: HistoryEdit
@@ -70,7 +75,7 @@ class AskedEdit:
 
 @dataclass(frozen=True, slots=True)
 class ClearToolUses:
-    """Clears old tool uses."""
+    """Replaces the results of old tool uses with a short text."""
 
     tokens: int | None = 100_000  # clear if the prompt has more tokens
     uses: int | None = None  # clear if there are more tool uses
@@ -85,7 +90,7 @@ class ClearToolUses:
         return replace(self, named=names)
 
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:  # noqa: ARG002
-        """Yield the shorter version, if the threshold is exceeded."""
+        """Yield one shorter version if the threshold is exceeded, or else none."""
         uses, tokens = [*_uses(chat.messages)], sum(sizes)
         due = tokens > self.tokens if self.tokens is not None else len(uses) > (self.uses or 0)
         gone = self._gone(uses)
@@ -98,7 +103,9 @@ class ClearToolUses:
         return tuple(self._cleared(message, gone) for message in messages)
 
     def foreseen(self, messages: Sequence[Message], done: bool) -> tuple[Message, ...] | None:
-        """Return the messages with those uses cleared that will be old in the next request."""
+        """Return the messages, with those tool uses cleared that will be old in the next
+        request.
+        """
         due = done or (self.uses is not None and len([*_uses(messages)]) > self.uses)
         return self.cut(messages) if due else None
 
@@ -125,7 +132,9 @@ class ClearToolUses:
 
 
 def _uses(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Yield each tool use's ID and tool, in order. Consecutive calls with one ID are one use."""
+    """Yield the ID and tool name of each tool use, in order. Consecutive calls with one ID are one
+    use.
+    """
     for message in messages:
         last = None
         for call in message.fields.get("tool_calls", ()):
@@ -147,8 +156,8 @@ class DropOldest:
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:
         """Yield versions that drop more and more messages.
 
-        The first remaining message is never a tool's result. The cut moves in steps of a fraction
-        of the context, so that the prefix stays the same for several requests.
+        The first remaining message is never a tool's result. The number of removed tokens grows in
+        steps of a fraction of the context, so that the prefix stays the same for several requests.
         """
         if (surplus := sum(sizes) - most) <= 0:
             return
@@ -162,5 +171,7 @@ class DropOldest:
                 wanted += step
 
     def foreseen(self, messages: Sequence[Message], done: bool) -> tuple[Message, ...] | None:  # noqa: ARG002
-        """Return None: the cut usually stays, and its next move depends on future tokens."""
+        """Return None: usually, no further messages are dropped, and when they are depends on
+        future tokens.
+        """
         return None

@@ -42,7 +42,7 @@ MAX_BYTES = 64 << 20
 MIN_TOKENS = 32
 """Minimum new tokens of a next prompt. Fewer are not worth a request."""
 POOL_SHARE = 0.5
-"""Maximum fraction of the KV cache for one next prompt."""
+"""Maximum fraction of the KV cache for one prefilled prompt."""
 UNKNOWN = "\ufdd0"
 """Placeholder for the unknown text of the next message."""
 
@@ -53,7 +53,10 @@ Shown = tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A next prompt to compute. last: the preceding request, as it was prepared."""
+    """A next prompt to prefill.
+
+    last: the preceding request, after its preparation.
+    """
 
     turn: SessionTurn
     prediction: NextPrompt
@@ -63,7 +66,10 @@ class _Job:
 
 
 class NextPrompts:
-    """Computes next prompts one after another. `generate`, `spawn`: as in `Answers`."""
+    """Prefills next prompts one after another.
+
+    generate, spawn: as in `Answers`.
+    """
 
     def __init__(
         self,
@@ -127,8 +133,8 @@ class NextPrompts:
         self._tell()
 
     def take_update(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
-        """Process an update of an answer, and add the report of prefilled tokens for its
-        request.
+        """Process an update of an answer. Adds the report of prefilled tokens to the request's
+        first update.
         """
         if (report := turn.hear(event)) is None:
             return event
@@ -187,8 +193,8 @@ class NextPrompts:
             log.exception("a next prompt was not prefilled")
 
     def _request(self, job: _Job) -> PreparedRequest | None:
-        """Return the request that computes the known part of the next prompt, or None if little of
-        it is new.
+        """Return the request that computes the known part of the next prompt, or None if few of its
+        tokens are new.
         """
         last, prediction, expected = job.last.request, job.prediction, job.prediction.expected
         opened = tuple(images_in(prediction.messages, job.turn))
@@ -229,7 +235,9 @@ class NextPrompts:
 
 
 def _common(one: Shown, other: Shown) -> int:
-    """Return the length of the common prefix of two prompts, whose images must match, too."""
+    """Return the length of the longest common prefix of two prompts. Their images must
+    match, too.
+    """
     tokens, spans, images = one
     tokens2, spans2, images2 = other
     length = next(

@@ -1,4 +1,4 @@
-"""Outlines of conversations: the hashes of messages and parts, by which two requests are compared.
+"""Outlines of conversations: hashes of messages and their parts, for comparing two requests.
 
 An outline contains neither text nor image bytes.
 """
@@ -44,13 +44,16 @@ Outline = tuple[MessageOutline, ...]
 
 
 def outline_of(chat: Chat, opened: Sequence[OpenedImage]) -> Outline:
-    """Return the outline of a chat. `opened`: its images in order."""
+    """Return the outline of a chat.
+
+    opened: the chat's images in order.
+    """
     images = iter(opened)
     return tuple([message_outline(message, images) for message in chat.messages])
 
 
 def message_outline(message: Message, images: Iterator[OpenedImage]) -> MessageOutline:
-    """Return the outline of a message. Content that is a plain text is a single part."""
+    """Return the outline of a message. A message whose content is a string has a single part."""
     if isinstance(message.content, str):
         parts = [_text(message.content)]
     else:

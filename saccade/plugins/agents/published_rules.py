@@ -1,7 +1,7 @@
-"""How published agents trim their history by default. These rules are tried before a client's own
+"""The rules by which published agents trim their history. They are tried until the client's own
 rule is known.
 
-Rules that replace images by a text are not included, because the text is unknown in advance.
+Rules that replace images with a text are not included, because the text is unknown in advance.
 
     Anthropic's computer-use-demo   keeps 3 images, removes 3 at a time, and keeps the tool results
     cua                             keeps 3, and removes calls with their screenshots
@@ -14,14 +14,16 @@ from __future__ import annotations
 from saccade.plugins.agents.trimming import TrimRule
 
 CALLED = 1
-"""The number of messages before a tool's result that are removed with it: its call."""
+"""The number of messages before a tool's result that are removed with it: the message with the
+call.
+"""
 OF_TOOLS = (
     TrimRule(3, 3),
     TrimRule(3, 3, stub=None, lead=CALLED),
     TrimRule(5, 3),
     TrimRule(5, 5, stub=None, lead=CALLED),
 )
-"""For screenshots in tool results."""
+"""Rules for screenshots in tool results."""
 OF_USERS = (
     TrimRule(3, 3),
     TrimRule(3, 3, stub=None),
@@ -29,4 +31,4 @@ OF_USERS = (
     TrimRule(5, 5, stub=None),
     TrimRule(5, 5, stub=None, behind=0),
 )
-"""For screenshots in user messages."""
+"""Rules for screenshots in user messages."""

@@ -1,9 +1,9 @@
-"""Sessions: conversations in which each request continues the one before, so that the next one can
-be predicted.
+"""Sessions: conversations in which each request continues the previous one, so that the next
+request can be predicted.
 
 The numbers of sessions, of their trim rules, and of clients are limited. A request belongs to a
-session if it contains the session's last answer, and is from the same client with the same salt.
-Nothing is shared across salts.
+session if it contains the session's last answer, and has the same client and salt. Nothing is
+shared across salts.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ from saccade.text.answer.events import AnswerEvent
 from saccade.text.answer.reader import WholeAnswer, gather
 
 MAX_SESSIONS = 1024
-"""Maximum in total. The client with the most sessions loses its oldest one first."""
+"""Maximum number of sessions. When it is exceeded, the client with the most sessions loses its
+oldest one.
+"""
 MAX_MESSAGES = 2048
 """Maximum messages in a conversation that is followed."""
 LOOKED_BACK = 4
-"""The number of latest answers in a request that are looked up among sessions."""
+"""The number of a request's latest answers with which sessions are looked up."""
 MAX_ALIKE = 16
 """Maximum sessions of one client with the same last answer. Older ones are dropped."""
 MAX_COMPARED = 64
-"""The number of latest messages by which sessions with the same answer are distinguished."""
+"""The number of latest messages that are compared to tell sessions with the same answer apart."""
 GROWN = 1
-"""After this many requests that only add an image, a session may be an agent's, so a rule is
-guessed.
+"""The number of requests that only add one image, after which a session is assumed to be an agent's
+and a trim rule is guessed.
 """
 
 K = TypeVar("K")
@@ -62,7 +64,7 @@ Tenant = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class ExpectedPrompt:
-    """The predicted start of the next request."""
+    """The predicted first messages of the next request."""
 
     outline: Outline  # the outline of its messages
     guessed: bool = False  # whether the rule was not observed in this session
@@ -73,7 +75,7 @@ class ExpectedPrompt:
 
 @dataclass(slots=True, eq=False)
 class ChatSession:
-    """A conversation."""
+    """The state of one conversation."""
 
     tenant: Tenant
     outline: Outline = ()  # the outline of its last request
@@ -113,8 +115,8 @@ class SessionTurn:
         return self.asked.chat
 
     def hear(self, event: AnswerUpdate) -> AheadReport | None:
-        """Process an update of the answer. The first call returns the report of the prefilled
-        tokens.
+        """Process an update of the answer. The first call returns the report of prefilled tokens,
+        later calls None.
         """
         self.answer += event.parts
         if self.begun:
@@ -130,16 +132,19 @@ class SessionTurn:
 
 @dataclass(frozen=True, slots=True)
 class NextPrompt:
-    """The messages of a next request, as far as they can be predicted."""
+    """The messages of a next request, up to the first that cannot be predicted."""
 
     messages: tuple[Message, ...]
-    next: Message  # an example of the message after them
+    next: Message  # an example of the message that follows
     expected: ExpectedPrompt
-    later: tuple[Message, ...] = ()  # those after the next trimming, if that can be predicted
+    later: tuple[Message, ...] = ()  # after the next trimming, if predictable
 
 
 class Sessions:
-    """All sessions of a server. `drop` cancels a prediction that is wrong or outdated."""
+    """All sessions of a server.
+
+    drop: called to cancel a prediction that is wrong or outdated.
+    """
 
     def __init__(self) -> None:
         self.drop: Callable[[ChatSession], None] = _forget_prediction
@@ -160,11 +165,12 @@ class Sessions:
         opened: Sequence[OpenedImage],
         edited: bool = False,
     ) -> SessionTurn | None:
-        """Find a request's session, or create one, and learn from its changes.
+        """Find a request's session or create one, and update it with the request.
 
-        `opened`: the images of the request's chat in order. `edited`: an edit of the request has
-        shortened the chat. Returns None if the chat is too long to follow, or contains no earlier
-        answer.
+        opened: the images of the request's chat in order.
+        edited: an edit of the request has shortened the chat.
+
+        Returns None if the chat is too long to follow, or contains no earlier answer.
         """
         chat = request.chat
         if len(chat.messages) > MAX_MESSAGES or not chat.goes_on:
@@ -188,9 +194,10 @@ class Sessions:
         return turn
 
     def predict(self, turn: SessionTurn) -> list[NextPrompt]:
-        """Predict the start of the session's next request, if it will not just be an addition.
+        """Predict the start of the session's next request if the client is expected to shorten the
+        history.
 
-        Returns an empty list if the request is no longer the session's last.
+        Returns an empty list otherwise, and if `turn` is no longer the session's latest request.
         """
         session, chat = turn.session, turn.chat
         if session.outline is not turn.outline:
@@ -222,14 +229,17 @@ class Sessions:
         return [*expected.values()]
 
     def trusts(self, tenant: Tenant, guessed: bool = False) -> bool:
-        """Return False if the client's last predictions were wrong. Guesses count separately."""
+        """Return False if the client's last predictions were wrong.
+
+        guessed: check the predictions from guessed rules, which are counted separately.
+        """
         return tenant in (self._guessed if guessed else self._known)
 
     def _cuts(
         self, turn: SessionTurn, answer: Message
     ) -> Iterator[tuple[tuple[Message, ...], TrimRule | None]]:
-        """Yield the known messages of possible next requests, each with the rule that predicts
-        them.
+        """Yield the known messages of each possible next request, with the rule that
+        predicts them.
         """
         session, messages = turn.session, turn.chat.messages
         if (asked := find_extra(turn.asked.extras, AskedEdit)) is not None:
@@ -245,8 +255,8 @@ class Sessions:
                 yield rule.cut((*before, answer), session.coming), rule
 
     def _guesses(self, turn: SessionTurn) -> Sequence[TrimRule]:
-        """Return the rules to try for an agent: its client's last one, or the rules of known
-        agents.
+        """Return the rules to try for an agent: the last one of the same client, or those of
+        published agents.
         """
         session = turn.session
         if session.grown < GROWN:
@@ -343,13 +353,15 @@ def _remember(rules: OrderedDict[K, TrimRule], key: K, rule: TrimRule) -> None:
 
 
 def _goes_on(session: ChatSession, known: set[bytes]) -> bool:
-    """Return True if a session's last answer, or else its last message, is in `known`."""
+    """Return True if `known` contains the session's last answer or its last message."""
     answered = any(answer.name in known for answer in session.answers)
     return answered or session.outline[-1].name in known
 
 
 def _likeness(session: ChatSession, known: set[bytes]) -> int:
-    """Count a session's messages that are in `known`, minus those that are not."""
+    """Return the number of the session's messages that are in `known`, minus the number that are
+    not.
+    """
     names = {message.name for message in session.outline[-MAX_COMPARED:]}
     return len(names & known) - len(names - known)
 
@@ -365,12 +377,14 @@ def _begins(outline: Outline, beginning: Outline) -> bool:
 
 
 def images_in(messages: Sequence[Message], turn: SessionTurn) -> list[OpenedImage]:
-    """Return the opened images of a turn that these messages contain, in order."""
+    """Return the turn's opened images that these messages contain, in order."""
     return [turn.images[id(source)] for message in messages for source in message.media]
 
 
 def _answer_forms(answer: WholeAnswer) -> tuple[Message, ...]:
-    """Return an answer as clients may send it back: without its reasoning, and with it."""
+    """Return the messages as which clients may send an answer back: without its reasoning, and with
+    it.
+    """
     calls = [tool_call(call.id, call.name, call.arguments) for call in answer.calls]
     fields = {"tool_calls": calls} if calls else {}
     text = answer.text or (None if calls else "")
@@ -383,7 +397,9 @@ def _answer_forms(answer: WholeAnswer) -> tuple[Message, ...]:
 def _without_bytes(
     request: GenerationRequest, opened: Sequence[OpenedImage]
 ) -> tuple[GenerationRequest, dict[int, OpenedImage]]:
-    """Return a request without image bytes, and its opened images by the ID of their source."""
+    """Return a copy of a request without image bytes, and its opened images by the ID of their
+    source.
+    """
     images: dict[int, OpenedImage] = {}
     left = iter(opened)
 

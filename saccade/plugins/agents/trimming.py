@@ -1,11 +1,11 @@
-"""Learns how a client shortens its conversation from two requests, and applies it to the next.
+"""Learns from two requests how a client shortens its conversation, and predicts the next request.
 
-    compare     finds what has become of an earlier request's messages
+    compare     finds which messages of an earlier request were changed or removed
     learn       returns the rule behind it, if it is a known type of rule
     TrimRule    shortens a conversation like the client
 
-A rule removes images from the oldest on, by their distance from the end. Each image is replaced by
-a text, or removed alone, or with its whole turn.
+A rule removes the oldest images, counted from the end. Each image is replaced with a text, or
+removed alone, or with its whole turn.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class HistoryChange:
 
     @property
     def whole(self) -> bool:
-        """Whether the earlier request is unchanged."""
+        """Whether the next request contains the earlier one unchanged."""
         return self.place is None
 
 
 def compare(old: Outline, new: Outline) -> HistoryChange:
-    """Compare an earlier request with the next one of its session."""
+    """Return the differences between an earlier request and the next one of its session."""
     at = to = 0
     place: int | None = None
     what: What | None = None
@@ -92,7 +92,11 @@ def compare(old: Outline, new: Outline) -> HistoryChange:
 
 
 def _trimmed(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list[Trimmed] | None:
-    """Return the images missing in the new message, or None if there are other differences."""
+    """Return the images that are missing in the new message, or None if there are other
+    differences.
+
+    at, to: the indices of the old message and of the new message.
+    """
     if old.said != new.said or old.images <= new.images:
         return None
     found: list[Trimmed] = []
@@ -112,7 +116,7 @@ def _trimmed(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list
 
 
 def _replaced(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list[Trimmed]:
-    """Return the image of a message whose whole content was replaced."""
+    """Return the images of a message whose whole content was replaced."""
     if old.said != new.said or old.images != 1 or new.images:
         return []
     ((_, number),) = images_of((old,), 0, 1)
@@ -120,7 +124,9 @@ def _replaced(old: MessageOutline, new: MessageOutline, at: int, to: int) -> lis
 
 
 def _next_known(old: Outline, at: int, new: MessageOutline) -> int | None:
-    """Return the next old message with images that equals the new one, possibly trimmed."""
+    """Return the index of the next old message with images that equals `new`, possibly trimmed, or
+    None.
+    """
     for index in range(at + 1, len(old)):
         same = old[index].name == new.name and old[at].name != new.name
         if same or (old[index].images and _trimmed(old[index], new, index, 0)):
@@ -129,7 +135,7 @@ def _next_known(old: Outline, at: int, new: MessageOutline) -> int | None:
 
 
 def images_of(messages: Outline, start: int, end: int) -> Iterator[Place]:
-    """Yield the positions of the images in a range of messages."""
+    """Yield the position of each image in a range of messages."""
     for index in range(start, end):
         for number, part in enumerate(messages[index].parts):
             if part.image:
@@ -138,7 +144,9 @@ def images_of(messages: Outline, start: int, end: int) -> Iterator[Place]:
 
 @dataclass(frozen=True, slots=True)
 class TrimRule:
-    """Keeps only `keep` images, the `first` and the latest, once there would be over `most`."""
+    """A rule for trimming: if there would be more than `most` images, keep `keep` of them: the
+    `first` ones and the latest.
+    """
 
     most: int
     keep: int
@@ -152,12 +160,14 @@ class TrimRule:
     tail: int = 0  # the number of last messages of a request that are missing in the next one
 
     def surplus(self, images: int, coming: int) -> int:
-        """Count the images that are removed from a conversation if `coming` new ones are added."""
+        """Return how many images are removed from a conversation when `coming` new ones are
+        added.
+        """
         total = images + coming
         return min(total - self.keep, images - self.first) if total > self.most else 0
 
     def cut(self, messages: Sequence[Message], coming: int) -> tuple[Message, ...]:
-        """Shorten a conversation like the client does before it adds `coming` images."""
+        """Shorten a conversation as the client does before it adds `coming` images."""
         places = [
             (index, number)
             for index, message in enumerate(messages)
@@ -201,7 +211,8 @@ def _stubbed(message: Message, gone: set[int], stub: Sequence[str], whole: bool)
 def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRule | None:
     """Return the rule behind a comparison, or None if it does not reveal one.
 
-    `chat`: the new request, which has `images` images.
+    chat: the new request.
+    images: the number of images in it.
     """
     before = [*images_of(old, 0, len(old))]
     gone = [each.at for each in found.trimmed]
@@ -232,8 +243,11 @@ def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRu
 def _dropping(
     rule: TrimRule, dropped: Sequence[tuple[int, int]], gone: Sequence[int], until: int
 ) -> TrimRule | None:
-    """Add to a rule the messages removed with images. gone: the images' messages. until: the next
-    image's message.
+    """Return the rule with the messages that are removed together with images, or None if they
+    follow no pattern.
+
+    gone: the index of each removed image's message.
+    until: the index of the next image's message.
     """
     begin, end = dropped[0]
     rule = replace(rule, stub=None, lead=gone[0] - begin)

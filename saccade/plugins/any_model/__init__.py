@@ -1,4 +1,4 @@
-"""All other architectures, computed by transformers' own modules."""
+"""The fallback for all other architectures: transformers' own modules compute them."""
 
 from saccade.plugin import Checkpoints, Plugin
 

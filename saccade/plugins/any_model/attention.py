@@ -18,18 +18,19 @@ NAME = "saccade_paged"
 NEUTRAL = frozenset(
     {"dropout", "position_ids", "use_cache", "cache_position", "is_causal", "sliding_window"}
 )
-"""Arguments of layers that need no support here: the rotation has been applied already, and windows
-are properties of the cache (`AttentionShape.window`), which `check.py` has compared with the
-layers' masks.
+"""Arguments of layers that paged attention can ignore. The rotation has been applied already, and
+windows are properties of the cache (`AttentionShape.window`), which `check.py` has compared with
+the layers' masks.
 """
 TURNED = 2
 """The number of values per head that the identity rotation covers."""
 
 
 class PagedCall:
-    """The attention and an identity rotation for one forward pass.
+    """Paged attention for one forward pass, with an identity rotation.
 
-    The identity rotation is needed because layers have already rotated queries and keys.
+    The identity rotation is needed because transformers' layers have already rotated queries and
+    keys.
     """
 
     __slots__ = ("attention", "dim", "still")
@@ -37,7 +38,7 @@ class PagedCall:
     def __init__(self, attention: Attention, dim: int, tokens: int, device: torch.device) -> None:
         """Create the identity rotation for `tokens` rows.
 
-        dim: values per head.
+        dim: the number of values per head.
         """
         self.attention = attention
         self.dim = dim
@@ -56,7 +57,7 @@ def paged_attention(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return ([1, T, Hq, D], None), because attention weights are not computed.
+    """Run paged attention, and return ([1, T, Hq, D], None). Attention weights are not computed.
 
     Raises Unservable for features that paged attention does not support.
     """

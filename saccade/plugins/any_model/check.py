@@ -1,6 +1,6 @@
-"""The check of a model's layers before it is served.
+"""Checks the layers of a model before it is served.
 
-One token passes through all layers. Each layer must call attention once, with the heads and the
+Passes one token through all layers. Each layer must call attention once, with the heads and the
 window that the KV cache is created for. The check is the same for all models.
 """
 
@@ -22,14 +22,16 @@ from saccade.plugins.any_model.refusals import Unservable
 
 NAME = "saccade_counted"
 OTHERWISE = 0
-"""Denotes a mask that is not a window. No token attends to 0 tokens, so no window has this size."""
+"""Denotes a mask that is not a window. No window has this size, because each token attends to
+itself.
+"""
 
 
 def shown_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> Any:
     """Return the number of tokens that the last token of the longest text attends to, [1, 1, 1, 1].
 
-    transformers passes it to the layers instead of a mask. `OTHERWISE` denotes masks other than
-    windows.
+    transformers passes the result to the layers instead of a mask. It is `OTHERWISE` for a mask
+    that is not a window.
     """
     context = config.max_position_embeddings
     nothing, places = torch.zeros((1, 1), dtype=torch.int64), torch.arange(context)[None]
@@ -53,7 +55,9 @@ def counted_attention(
     paged: PagedCall | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Call `paged_attention` with a `PromptAttention`, and record the layer's mask."""
+    """Call `paged_attention` with a `PromptAttention`, and record which window the layer's mask
+    has.
+    """
     made = paged_attention(module, query, key, value, None, paged=paged, **more)
     assert paged is not None and isinstance(paged.attention, PromptAttention)
     sees = None if attention_mask is None else int(attention_mask.flatten()[0])
@@ -66,7 +70,7 @@ AttentionMaskInterface.register(NAME, shown_mask)
 
 
 class PromptAttention:
-    """Attention over one whole prompt, without pages. It records its calls.
+    """Computes attention over one whole prompt without pages, and records its calls.
 
     Implements `nn.protocol.Attention`.
     """
@@ -114,7 +118,7 @@ class PromptAttention:
 
 
 class NoRecurrence:
-    """Raises if called. Implements `nn.protocol.Recurrence`."""
+    """A recurrence that raises if it is called. Implements `nn.protocol.Recurrence`."""
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:  # noqa: ARG002
         raise AssertionError("transformers' layers know no states of ours")

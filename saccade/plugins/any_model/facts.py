@@ -1,4 +1,4 @@
-"""Information about a checkpoint, for models that run with transformers' own modules.
+"""Gets information about a checkpoint whose model runs with transformers' own modules.
 
 transformers reads the configuration and the processor. It loads torch, which neither the front nor
 the engine may import, so it runs in a child process (`inspector.py`) that answers questions. The
@@ -35,21 +35,21 @@ KEPT = "transformers"
 """The name of the directory for answers in the user's cache directory."""
 MODULE = "saccade.plugins.any_model.inspector"
 KNOWN_SIZES: tuple[Size, ...] = ((16, 16), (64, 64), (256, 256), (1440, 2560))
-"""The sizes that every start needs: for the vision encoder's warm-up, fingerprint and speed."""
+"""Image sizes that every start needs, for the vision encoder's warm-up, fingerprint and speed."""
 LARGE_SIZES: tuple[Size, ...] = (
     (3360, 3360),
     *((512, 512), (448, 672), (672, 448), (384, 768), (768, 384), (320, 960), (960, 320)),
     *((256, 1024), (1024, 256), (160, 1600), (1600, 160)),
 )
-"""The largest images, and all aspect ratios that processors may tile differently. No image may have
-more than 1.5 times the tokens or bytes of the largest of these.
+"""Sizes of the largest images, in all aspect ratios that processors may tile differently. No image
+may have more than 1.5 times the tokens or bytes of the largest of these.
 """
 LAST_SECONDS = 10.0
-"""The time for the child to exit after it has closed its connection. transformers shuts down
-slowly.
+"""Seconds that the child may take to exit after it has closed its connection. transformers shuts
+down slowly.
 """
 MAX_SIZES = 4096
-"""Maximum sizes that a `SizeTable` caches."""
+"""Maximum number of sizes that a `SizeTable` caches."""
 
 
 TensorKind = tuple[str, str, int]
@@ -57,7 +57,7 @@ TensorKind = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class OwnProcessor:
-    """A checkpoint's own image processor."""
+    """Identifies a checkpoint's own image processor."""
 
     folder: str  # the checkpoint's directory
     choices: str = "{}"  # a JSON object of fields that override those in its files
@@ -84,7 +84,7 @@ class SizeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The properties of the language model."""
+    """The sizes and properties of the language model."""
 
     vocab_size: int
     hidden: int
@@ -102,7 +102,7 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True)
 class Deepstack:
-    """Image features that are added to the states between the decoder's layers."""
+    """Which decoder layers get image features added to their states (deepstack)."""
 
     layers: tuple[int, ...]  # the layers that get features
     # features are given by layer index, and image tokens have zero embeddings at the first layer
@@ -128,7 +128,7 @@ NO_JOINTS = Joints()
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The properties of the vision encoder."""
+    """The tokens, sizes and properties of the image processor and the vision encoder."""
 
     placeholder: int  # the ID of the token that marks an image in a template
     content: int  # the ID of the token for each row of its embedding in a prompt
@@ -145,7 +145,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The properties of a model.
+    """Everything that the inspector reports about a model.
 
     `images` is None for a text-only model.
     """
@@ -177,7 +177,7 @@ class SizeQuestion:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """An answer with the reason why a question cannot be answered."""
+    """An answer that contains only the reason why a question cannot be answered."""
 
     why: str
 
@@ -189,9 +189,9 @@ INSPECTOR: Codec[Answer, Question] = Codec(Answer, Question)
 
 
 class Inspector:
-    """The child process that answers questions about a checkpoint.
+    """A child process that answers questions about a checkpoint.
 
-    It starts with the first question, and stops with this process.
+    It starts with the first question, and is stopped when this process exits.
     """
 
     def __init__(self, processor: OwnProcessor) -> None:
@@ -200,7 +200,8 @@ class Inspector:
         self._channel: Channel[Question, Answer] | None = None
 
     def ask(self, question: Question) -> Answer:
-        """Return the answer. This blocks, and takes seconds if the child has to start.
+        """Send a question to the child and return its answer. Blocks, for seconds if the child has
+        to start.
 
         Raises CheckpointError.
         """
@@ -228,7 +229,7 @@ class Inspector:
 
 
 class SizeTable:
-    """The `SizeFacts` by size. Each is requested once. This class is thread-safe."""
+    """Requests the `SizeFacts` of each size once, and caches them. This class is thread-safe."""
 
     def __init__(self, inspector: Inspector, known: Mapping[Size, SizeFacts]) -> None:
         self._inspector = inspector
@@ -236,7 +237,7 @@ class SizeTable:
         self._lock = threading.Lock()
 
     def facts(self, size: Size) -> SizeFacts:
-        """Return the `SizeFacts` of a size.
+        """Return the `SizeFacts` of a size, from the cache or from the inspector.
 
         Raises ImageError if the processor rejects it.
         """
@@ -258,9 +259,10 @@ class SizeTable:
 def content_spans(
     tokens: Sequence[int], content: int, start: int = 0, image: int = 0
 ) -> list[Span]:
-    """Return the runs of `content` among an image's tokens.
+    """Return the spans of consecutive `content` tokens among an image's tokens.
 
     start: the index of the first of these tokens in the prompt.
+    image: the index of the image.
     """
     spans: list[Span] = []
     row = 0
@@ -282,9 +284,11 @@ shares with the image before it.
 def with_images(
     tokens: Sequence[int], placeholder: int, images: Sequence[Sequence[int]], shared: int
 ) -> tuple[list[int], list[Segment]]:
-    """Replace each placeholder in a prompt with its image's tokens.
+    """Replace each placeholder in a prompt with its image's tokens, and return the segments of the
+    images.
 
-    shared: as in `Joints`. images: one per placeholder.
+    images: the tokens of each placeholder's image.
+    shared: as in `Joints`.
     """
     expanded: list[int] = []
     segments: list[Segment] = []
@@ -303,7 +307,10 @@ def with_images(
 
 
 def box_positions(box: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the positions [axes, rows] of an image's rows, relative to its first one."""
+    """Return the positions [axes, rows] of an image's rows, relative to its first one.
+
+    box: the extent of the image along each axis.
+    """
     return np.indices(box).reshape(len(box), -1)
 
 
@@ -312,8 +319,9 @@ def counted(
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Return positions on several axes [axes, num_tokens], and the next position.
 
-    Text tokens increase by one on all axes. An image's rows, which must be contiguous, are at its
-    block, offset by the next position, and the text after it continues from the largest position.
+    The position of each text token is one more than the previous one on all axes. The rows of an
+    image, which must be contiguous, have the positions of its block, offset by the next position.
+    The text after it continues from the largest position.
     """
     positions = np.empty((axes, num_tokens), np.int64)
     done = position = 0
@@ -326,7 +334,7 @@ def counted(
 
 
 def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
-    """Return the cached facts, or request them from the inspector and cache them.
+    """Return a model's facts from the cache, or request them from the inspector and cache them.
 
     Raises CheckpointError with the reason if the checkpoint cannot be served.
     """
@@ -345,9 +353,9 @@ def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
 
 
 def _name(folder: Path, choices: str) -> str:
-    """Return a digest of everything that determines the facts.
+    """Return a digest of everything that determines a model's facts.
 
-    That is: the JSON files (except for the weights' index), the chat templates, the processor's
+    These are the JSON files (except for the weights' index), the chat templates, the processor's
     choices, transformers' version, and the code of this package.
     """
     code = Path(__file__).parent.glob("*.py")
@@ -356,13 +364,17 @@ def _name(folder: Path, choices: str) -> str:
 
 
 def processing(folder: Path) -> str:
-    """Return a digest of everything that determines a processor's pixels, except its choices."""
+    """Return a digest of everything except `choices` that determines the pixels of a checkpoint's
+    processor.
+    """
     torchvision = str(find_spec("torchvision") is not None)
     return _digest(torchvision, [folder / name for name in PROCESSOR_FILES])
 
 
 def _digest(told: str, paths: Iterable[Path]) -> str:
-    """Return a digest of transformers' version, `told`, and the files that exist."""
+    """Return a digest of transformers' version, the string `told`, and the files in `paths` that
+    exist.
+    """
     digest = blake3(f"{version('transformers')} {told}".encode())
     for path in paths:
         if path.is_file():

@@ -1,4 +1,4 @@
-"""GGUF files of models that transformers' own modules compute."""
+"""Reads GGUF files of models that transformers' own modules compute."""
 
 from saccade.plugins.any_model import gguf_glm, gguf_pixtral, gguf_texts
 from saccade.plugins.gguf.kinds import GgufFacts

@@ -1,4 +1,4 @@
-"""GLM-4, GLM-4.xV and GLM-OCR in GGUF files."""
+"""Reads GLM-4, GLM-4.xV and GLM-OCR from GGUF files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from saccade.plugins.gguf.made import Heads, from_halves, two_frames
 TOWER = "model.visual"
 PATCH = "v.patch_embd.weight"
 PLACES = "v.position_embd.weight"
-"""The tensor of learned positions, which GLM-OCR lacks."""
+"""Name of the tensor of learned positions, which GLM-OCR lacks."""
 BICUBIC = 3
 PIXELS = {"shortest_edge": 12_544, "longest_edge": 9_633_792}
-"""Limits on pixels of two frames, as in all published image processors; not in GGUF files."""
+"""Limits on the pixels of two frames. GGUF files lack them; all published image processors have
+these values.
+"""
 TOKENS = {
     "image_token_id": "<|image|>",
     "video_token_id": "<|video|>",
@@ -64,7 +66,9 @@ NAMES = TowerNames(
 
 
 def _halves(fields: MetadataFields, heads: int, size: int) -> Heads | None:
-    """Return the order of values in heads with several rotary axes. With one, they stay as is."""
+    """Return how to reorder the values of heads with several rotary axes, or None for a single
+    axis.
+    """
     if not fields.has("rope.dimension_sections"):
         return None
     turned = fields.integer("rope.dimension_count", size)
@@ -136,7 +140,7 @@ EXPERTS = Layered(
 
 
 def tower_names(file: GgufFile) -> NamedTensors:
-    """Name the vision encoder's tensors."""
+    """Map the vision encoder's tensors to their names in transformers."""
     for name, made in NAMES(file):
         if name == f"{PATCH}.1":
             continue
@@ -145,15 +149,16 @@ def tower_names(file: GgufFile) -> NamedTensors:
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     ocr = PLACES not in source.sight.file.tensors
     return _seen(source, "GlmOcr" if ocr else "Glm4v", "glm_ocr" if ocr else "glm4v")
 
 
 def see_experts(source: Source) -> Seen:
-    """Do the same as `see` for a model with experts. Raises CheckpointError."""
+    """Derive the JSON files as `see` does, for a model with experts. Raises CheckpointError."""
     if source.text["use_qk_norm"]:
         raise source.model.refuse(
             "norms of queries and keys are not supported with a vision encoder"
@@ -162,9 +167,10 @@ def see_experts(source: Source) -> Seen:
 
 
 def _seen(source: Source, name: str, kind: str) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
 
-    name: the prefix of `ForConditionalGeneration`. kind: the model type.
+    name: the prefix of `ForConditionalGeneration` in the architecture's name.
+    kind: the model type.
     """
     model, sight = source.model, source.sight
     vision = _vision(source, kind)

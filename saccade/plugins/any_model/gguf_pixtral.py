@@ -1,4 +1,6 @@
-"""Pixtral's vision encoder in GGUF files: Pixtral, Mistral Small 3.1 and later, Ministral 3."""
+"""Reads Pixtral's vision encoder from GGUF files of Pixtral, Mistral Small 3.1 and later, and
+Ministral 3.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from saccade.plugins.gguf.layers import TowerNames, activation, colours, siglip_
 
 TOWER, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
 MERGER = "mm.patch_merger.weight"
-"""The tensor that Mistral 3 has, and Pixtral does not."""
+"""Name of a tensor that Mistral 3 has, and Pixtral does not."""
 BICUBIC = 3
 EPSILON = 1e-5
 """The epsilon that is hard-coded in transformers' norms."""
@@ -42,8 +44,9 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight, tensors = source.sight, source.sight.file.tensors
     source.check_width("mm.2.weight")

@@ -1,4 +1,4 @@
-"""Text-only models in GGUF files: Llama, Mistral, Qwen2, Qwen3 and Phi-3."""
+"""Reads text-only models from GGUF files: Llama, Mistral, Qwen2, Qwen3 and Phi-3."""
 
 from __future__ import annotations
 

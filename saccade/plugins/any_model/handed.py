@@ -1,4 +1,4 @@
-"""Records a decoder's inputs in a model's own forward pass and in Saccade's, and compares them.
+"""Compares the inputs that a decoder gets in the model's own forward pass with those in Saccade's.
 
 The code is the same for all models and prompts.
 """
@@ -16,7 +16,9 @@ import torch
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """The relative tolerance for two computations of the same values."""
 LOGITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.06}
-"""The same for the logits of one token, which a router may have sent to other experts."""
+"""The relative tolerance for the logits of one token. It exceeds `ROUNDING`, because rounding may
+send a token to other experts.
+"""
 EMBEDDINGS, POSITIONS, MASK = "inputs_embeds", "position_ids", "attention_mask"
 NEUTRAL = frozenset(
     {
@@ -32,8 +34,8 @@ NEUTRAL = frozenset(
 class Handed:
     """The arguments and result of one call to a decoder.
 
-    A decoder that is called with token IDs computes embeddings itself. If these depend on the IDs
-    only, they are included.
+    If the decoder was called with token IDs and its embeddings depend only on these, `arguments`
+    include the embeddings.
     """
 
     arguments: Mapping[str, Any]  # by name, without neutral ones
@@ -51,9 +53,10 @@ class Enough(Exception):
 
 
 class Watch:
-    """Records a decoder's first call, as in `Handed`, and the arguments of its second call.
+    """Records the arguments and result of a decoder's first call, as `Handed`, and the arguments of
+    its second call.
 
-    later: the arguments of the second call, a decode step of one token.
+    later: the arguments of the second call, which is a decode step of one token.
     """
 
     def __init__(self, stop: bool, images: Collection[str]) -> None:
@@ -90,16 +93,16 @@ class Watch:
 
     @property
     def handed(self) -> Handed | None:
-        """The recorded call, or None if the decoder was not called."""
+        """Return the first call, or None if the decoder was not called."""
         return None if self.arguments is None else Handed(self.arguments, self.states)
 
 
 @contextmanager
 def watch(decoder: Any, *, stop: bool = False, images: Collection[str] = ()) -> Iterator[Watch]:
-    """Record the decoder's calls within the block.
+    """Record the decoder's calls within the context.
 
-    `stop`: skip the decoder's layers if it is called with embeddings. images: the names of image
-    tensors.
+    stop: skip the decoder's layers if it is called with embeddings.
+    images: the names of image tensors.
     """
     watched = Watch(stop, images)
     hooks = (
@@ -139,8 +142,8 @@ def find_difference(ours: Handed, theirs: Handed) -> str | None:
 def find_step_difference(ours: Handed, later: Mapping[str, Any]) -> str | None:
     """Return how a decode step differs from the model's own, or None if they match.
 
-    ours: the call for the prompt followed by the step's token. later: the arguments of the model's
-    own step.
+    ours: Saccade's call for the prompt followed by the step's token.
+    later: the arguments of the model's own step.
     """
     own = later.get(POSITIONS)
     if own is not None and not _same_places(ours.arguments[POSITIONS][..., -1:], own):
@@ -168,7 +171,7 @@ def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
     """Return True if two values differ only by rounding.
 
-    within: the relative tolerance; by default, the tolerance of the dtype of `theirs`.
+    within: the relative tolerance. By default, it is that of the dtype of `theirs`.
     """
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         if ours.shape != theirs.shape:
@@ -186,7 +189,7 @@ def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
 
 
 def differing_rows(ours: torch.Tensor, theirs: torch.Tensor) -> Sequence[int]:
-    """Return the rows in which two [T, hidden] differ by more than rounding."""
+    """Return the indices of rows in which two tensors [T, hidden] differ by more than rounding."""
     apart = (ours.float() - theirs.float()).norm(dim=1)
     many = apart > ROUNDING[theirs.dtype] * theirs.float().norm(dim=1)
     found: list[int] = many.nonzero()[:, 0].tolist()
@@ -198,14 +201,14 @@ def _says(name: str, value: Any) -> bool:
 
 
 def _is_zero(value: Any) -> bool:
-    """Return True if token types are all zero. Omitting them has the same effect."""
+    """Return True if all token types are zero, in which case omitting them has the same effect."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.any()
 
 
 def _same_places(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Return True if positions are equal.
 
-    They are [1, T], or [axes, 1, T], where text indices may precede the axes.
+    They are [1, T], or [axes, 1, T], where an additional first axis may have the text indices.
     """
     own, other = (each[:, 0] if each.dim() == 3 else each for each in (ours, theirs))
     other = other[len(other) - len(own) :] if len(other) > len(own) > 1 else other

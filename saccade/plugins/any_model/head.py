@@ -1,4 +1,5 @@
-"""What models apply to logits after the output head: a factor, a divisor, a soft cap.
+"""Operations that models apply to logits after the output head: a factor, a divisor, and a soft
+cap.
 
 The code is the same for all models.
 """
@@ -13,7 +14,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AfterHead:
-    """The operations after the output head. There are none by default."""
+    """The operations after the output head. By default, there are none."""
 
     factor: float = 1.0
     divisor: float = 1.0
@@ -29,9 +30,11 @@ class AfterHead:
 
 
 def ways(text: Any) -> tuple[AfterHead, ...]:
-    """Return the operations that a language model's configuration specifies, and none at all.
+    """Return the candidates: the operations that a language model's configuration specifies, and no
+    operations.
 
-    Vision-language models may skip operations that their language model applies.
+    Vision-language models may skip the operations that their language model's configuration
+    specifies.
     """
     said = text.to_dict()
     factor, divisor = said.get("logit_scale"), said.get("logits_scaling")

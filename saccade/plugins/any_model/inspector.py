@@ -1,7 +1,8 @@
-"""The process in which transformers reports the properties of a checkpoint.
+"""The child process in which transformers reports the properties of a checkpoint.
 
-It determines the transformers class, whether Saccade can serve it, and the outputs of its processor
-for an image by size. Started by `facts.py`. Blank images are enough, because only sizes matter.
+It finds the transformers class, checks whether Saccade can serve it, and reports the outputs of its
+processor for an image by size. Started by `facts.py`. Blank images suffice, because only sizes
+matter.
 """
 
 from __future__ import annotations
@@ -68,18 +69,18 @@ from saccade.plugins.any_model.refusals import (
 )
 
 MAX_BYTES = 8 << 30
-"""Maximum memory for the process, as a checkpoint's files may demand any image size."""
+"""Maximum memory of the process, since a checkpoint's files may demand any image size."""
 AROUND = ("x@y", "@x", "x@@y", "x@y@z", "@ x", "@\nx", "@<b>", "@1", "x @.")
-"""Texts, with @ for an image, whose tokens reveal how a processor joins images and text."""
+"""Test prompts, with @ for an image, whose tokens reveal how a processor joins images and text."""
 GREY = 127
 AXES = 3
-"""The position axes of a model with several: time, height, width."""
+"""Number of position axes of a model with several: time, height, width."""
 
 
 class Questions:
     """Answers questions about one checkpoint.
 
-    Raises Unservable, or CheckpointError with the field, if it cannot be served.
+    The constructor raises Unservable if it cannot be served, or CheckpointError with the field.
     """
 
     def __init__(self, own: OwnProcessor) -> None:
@@ -144,7 +145,11 @@ class Questions:
         )
 
     def _written(self, text: str, image: SizeFacts, joints: Joints) -> list[int]:
-        """Return the tokens that Saccade computes for a text with images."""
+        """Return the tokens that Saccade computes for a prompt with images.
+
+        text: the prompt, with a placeholder for each image.
+        image: the tokens of an image.
+        """
         mark = self._processor.image_token
         if joints.spaced:
             text = put_spaces(text, mark)
@@ -153,7 +158,7 @@ class Questions:
         return with_images(plain, self._placeholder, images, joints.shared)[0]
 
     def _seen_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that the model's image experts process, if it has any."""
+        """Return the IDs of tokens that the model's image experts process. Empty if it has none."""
         if EXPERTS not in self._processor.model_input_names:
             return ()
         tokens = [*range(len(self._processor.tokenizer))]
@@ -161,7 +166,7 @@ class Questions:
         return tuple(token for token, kind in enumerate(kinds) if kind)
 
     def size(self, size: Size) -> SizeFacts:
-        """Return the `SizeFacts` of a size.
+        """Run the processor on a blank image of this size, and return its tokens and tensors.
 
         Raises Unservable if the processor rejects it.
         """
@@ -185,10 +190,12 @@ class Questions:
 def box_of(
     rule: Callable[..., Any], made: Any, tokens: Sequence[int], content: int
 ) -> tuple[int, ...]:
-    """Return the extent of an image's rows on the model's own position axes.
+    """Return the extent of an image's rows along each of the model's position axes.
 
-    Checks on a prompt with the image twice that positions follow the rule of `counted`. Raises
-    Unservable for another rule. rule: the model's `get_rope_index`.
+    rule: the model's `get_rope_index`.
+
+    Checks on a prompt with the image twice that positions follow the rule of `counted`, and raises
+    Unservable if they do not.
     """
     try:
         kinds = made["mm_token_type_ids"][0].tolist()
@@ -211,7 +218,7 @@ def box_of(
 
 
 def rope_index(config: Any, text: Any) -> Any:
-    """Return the model's own function for multi-axis positions, or None if they are 1-D."""
+    """Return the model's own `get_rope_index` for multi-axis positions, or None if they are 1-D."""
     name = modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type)
     kind = getattr(transformers, name) if isinstance(name, str) else None
     if kind is not None and "get_rope_index" in dir(kind):
@@ -223,7 +230,7 @@ def rope_index(config: Any, text: Any) -> Any:
 
 
 def read_deepstack(config: Any) -> Deepstack | None:
-    """Return which layers get image features, according to the configuration."""
+    """Return which layers get image features according to the configuration, or None if none do."""
     said = config.to_dict()
     if pairs := said.get("deepstack_layer_map"):
         layers = {layer for _, layer in pairs} | {*(said.get("spatial_target_layers") or ())}
@@ -234,7 +241,9 @@ def read_deepstack(config: Any) -> Deepstack | None:
 
 
 def tensor_kinds(sizes: Sequence[SizeFacts]) -> tuple[TensorKind, ...]:
-    """Return the kinds of the tensors at all these sizes, sorted by name."""
+    """Return the name, dtype and number of dimensions of the tensors at all these sizes, sorted by
+    name.
+    """
     found = {(t.name, t.dtype, len(t.shape)) for each in sizes for t in each.tensors}
     if len({name for name, *_ in found}) < len(found):
         raise Unservable(
@@ -272,7 +281,9 @@ def seeing_classes() -> set[str]:
 
 
 def find_class(config: Any) -> Any:
-    """Return the class named by config.json's `architectures`, or the class of its model type."""
+    """Return the transformers class that config.json names in `architectures`, or else the one of
+    its model type.
+    """
     known = seeing_classes() | set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     names = [*map(str, config.architectures or ())]
     for mapping in (
@@ -307,7 +318,9 @@ def processor_of(own: OwnProcessor) -> Any:
 
 
 def content_token(config: Any) -> int:
-    """Return the ID of the token that represents each row of an image."""
+    """Return the ID of the image token, of which a prompt has one per row of an image's
+    embedding.
+    """
     said = config.to_dict()
     if not isinstance(said.get("vision_config"), dict):
         raise Unservable("config.json describes no vision encoder for its images (vision_config)")
@@ -319,7 +332,7 @@ def content_token(config: Any) -> int:
 
 
 def serve(channel: Channel[Answer, Question], own: OwnProcessor) -> None:
-    """Answer questions until the connection is closed."""
+    """Answer questions from `channel` until it is closed."""
     questions: Questions | None = None
     with suppress(Disconnected):
         while True:

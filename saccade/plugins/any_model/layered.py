@@ -1,4 +1,4 @@
-"""Inputs of a decoder other than token and image embeddings.
+"""Inputs of a decoder in addition to token and image embeddings.
 
 These are features for some layers (deepstack), and learned embeddings for the markers around an
 image. The code is the same for all models.
@@ -16,18 +16,18 @@ from saccade.plugins.any_model.facts import Deepstack
 
 
 class Learned:
-    """Learned embeddings that replace the embeddings of some tokens."""
+    """Replaces the embeddings of some tokens with learned ones."""
 
     __slots__ = ("rows", "tokens")
 
     def __init__(self, found: Mapping[int, torch.Tensor]) -> None:
-        """found: the embedding [hidden] by token."""
+        """Store the learned embedding [hidden] of each token in `found`."""
         kept = sorted(found)
         self.tokens = torch.tensor(kept, device=found[kept[0]].device)
         self.rows = torch.stack([found[token] for token in kept]).clone()
 
     def put_rows(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Replace the rows of x [T, hidden] whose tokens [T] have a learned embedding."""
+        """Return x [T, hidden] with the rows replaced whose tokens [T] have a learned embedding."""
         places, which = (tokens[:, None] == self.tokens).nonzero(as_tuple=True)
         return x.index_copy(0, places, self.rows[which].to(x.dtype))
 
@@ -41,10 +41,10 @@ def one_tensor(made: Any) -> torch.Tensor:
 
 
 def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
-    """Return the vision encoder's features for one image, [rows, hidden] each.
+    """Return the vision encoder's features for one image as a list of [rows, hidden].
 
-    The embeddings for the decoder's input come first, if there are any, then the embeddings for
-    each layer in order.
+    The first are the embeddings for the decoder's input, if there are any. The features for each
+    layer follow in order.
     """
     if deepstack.by_number:
         found = {layer: one_tensor(each) for layer, each in made.deepstack_features}
@@ -53,7 +53,7 @@ def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
 
 
 def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
-    """Return the rows [S, hidden] that replace the embeddings of an image's tokens."""
+    """Return the rows [S, hidden] that replace the embeddings of the batch's image tokens."""
     if deepstack.by_number:
         return batch.embeddings.new_zeros((len(batch.embeddings), hidden))
     return batch.embeddings[:, :hidden]
@@ -62,7 +62,9 @@ def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
 def for_layers(
     deepstack: Deepstack, batch: Batch, hidden: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the decoder's arguments with the features of all image tokens, in token order."""
+    """Return the decoder arguments that contain the features of all image tokens, in token
+    order.
+    """
     order = batch.splice_rows.argsort()
     shown = torch.zeros(len(batch.tokens), dtype=torch.bool, device=batch.tokens.device)
     shown[batch.splice_rows] = True

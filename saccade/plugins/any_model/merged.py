@@ -1,4 +1,5 @@
-"""A LoRA adapter for images that a checkpoint keeps in a directory next to its base weights.
+"""Merges a LoRA adapter for images, which a checkpoint stores in a directory next to its base
+weights.
 
 It is merged into the model's weights at load, so it applies to all requests. The code is the same
 for all models.
@@ -16,7 +17,7 @@ from saccade.nn.adapter_files import read_adapter
 
 
 def merge_adapter(model: Any, folder: Path) -> bool:
-    """Merge the image adapter in `folder` into the model's weights.
+    """Merge the image adapter in `folder` into the model's weights, and return True.
 
     Returns False if there is none. Raises CheckpointError if it cannot be read.
     """

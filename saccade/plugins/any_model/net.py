@@ -44,7 +44,9 @@ from saccade.plugins.any_model.tower import AnyTower
 
 logger = logging.getLogger("saccade")
 ANY_NAME = "there is no such tensor"
-"""A name that no file contains. Random weights accept any name."""
+"""A tensor name that no file contains. Unlike files, random weights contain a tensor of any
+name.
+"""
 NO_SOUNDS = "audio is not supported;"
 MERGED = {
     True: "(an adapter for images) is part of its weights, for all requests",
@@ -65,7 +67,7 @@ LONG = (
 
 
 class AnyText:
-    """transformers' decoder. Implements `nn.protocol.LanguageModel`."""
+    """Runs transformers' decoder with paged attention. Implements `nn.protocol.LanguageModel`."""
 
     __slots__ = (
         "behind",
@@ -83,7 +85,9 @@ class AnyText:
     def __init__(self, model: Any, tower: AnyTower | None, spec: AnySpec, ops: Ops) -> None:
         """Set up the decoder, and compare it with the model's own `generate`.
 
-        Raises CheckpointError if results differ. tower: None for a text-only model.
+        tower: the vision encoder, or None for a text-only model.
+
+        Raises CheckpointError if results differ.
         """
         text, images = spec.facts.text, spec.facts.images
         self.hidden = text.hidden
@@ -117,9 +121,10 @@ class AnyText:
     def _checked(
         self, model: Any, spec: AnySpec, token: torch.Tensor, theirs: torch.Tensor
     ) -> AfterHead:
-        """Return the operations after the head, as the logits `theirs` of one token reveal.
+        """Return the operations after the output head that reproduce the model's own logits
+        `theirs` for one token.
 
-        Raises Unservable if no known operations reproduce them.
+        Raises Unservable if no known operations do.
         """
         attend_by(self.decoder, check.NAME)
         state = check.counted_token(spec.facts.text, self.run, self.embedding(token))
@@ -175,7 +180,9 @@ class AnyText:
         return alike(self.logits(states[-1:])[0], theirs.float(), LOGITS[states.dtype])
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
-        """Return [1]: the token with the largest embedding, other than those for images."""
+        """Return [1]: the ID of the token with the largest embedding, other than those for
+        images.
+        """
         sizes: torch.Tensor = self.embedding.weight.norm(dim=1)
         if images := spec.facts.images:
             sizes[[images.placeholder, images.content, *images.seen]] = 0.0
@@ -244,7 +251,7 @@ class AnyModel(FamilyModel):
     unused = ("",)
 
     def build_tower(self, weights: Weights, _encoder_shard: Shard) -> VisionOnlyNet:
-        """Load the whole model, and drop its language model."""
+        """Load the whole model, and release its language model."""
         model = self._read(weights)
         pack(model, model.get_output_embeddings(), weights.ops)
         return VisionOnlyNet(self.spec, weights.ops, self._tower(model), weights.adapters)
@@ -302,7 +309,9 @@ class AnyModel(FamilyModel):
         return model
 
     def _source(self, kind: Any, weights: Weights) -> dict[str, Any]:
-        """Return the source for transformers: the directory, or the tensors of GGUF files."""
+        """Return transformers' keyword arguments that say where the weights are: the directory, or
+        the tensors of GGUF files.
+        """
         folder = self.spec.folder
         if not weights_elsewhere(folder):
             return {"pretrained_model_name_or_path": folder, "use_safetensors": True}

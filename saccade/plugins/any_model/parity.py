@@ -24,15 +24,16 @@ NEW_TOKENS = 8
 TEXTS = ("Say something.", "How many legs have a cat and two birds?")
 SIZES: tuple[Size, ...] = ((64, 64), (240, 320))
 SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
-"""Two logits that are closer than this may swap their order in this dtype."""
+"""For each dtype, the maximum difference between two logits that rounding may swap."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceBoot:
     """The message that starts the child process.
 
-    processor: the image processor, or None for text-only questions. far: rotate all texts like
-    texts of more than `far` tokens; None: leave the rotation unchanged.
+    processor: the image processor, or None for text-only questions.
+    far: rotate all texts like texts of more than `far` tokens. With None, the rotation is
+    unchanged.
     """
 
     folder: str
@@ -43,9 +44,9 @@ class ReferenceBoot:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceQuestion:
-    """Requests `count` tokens of the answer to a prompt.
+    """Requests the first `count` tokens of the answer to a prompt.
 
-    size: add the image `checkered` at this size; None: no image.
+    size: add the image `checkered` at this size. With None, there is no image.
     """
 
     tokens: tuple[int, ...]
@@ -55,9 +56,10 @@ class ReferenceQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """transformers' greedy tokens, and each one's lead over the second best logit.
+    """transformers' greedy tokens, and for each the difference between its logit and the second
+    best.
 
-    error: the reason if there are none.
+    error: the reason if there are no tokens.
     """
 
     tokens: tuple[int, ...] = ()
@@ -70,21 +72,21 @@ REFERENCE: Codec[Expected, ReferenceQuestion] = Codec(Expected, ReferenceQuestio
 
 
 class ReferenceChild:
-    """transformers' own `generate`, in a child process.
+    """Runs transformers' own `generate` in a child process.
 
-    It stops with this process, or with `close`.
+    The child stops when this process exits, or with `close`.
     """
 
     def __init__(
         self, folder: Path, dtype: str, processor: OwnProcessor | None, far: int | None
     ) -> None:
-        """Start the child. The parameters are the fields of `ReferenceBoot`."""
+        """Start the child. The arguments are the fields of `ReferenceBoot`."""
         boot = ReferenceBoot(str(folder), dtype, processor, far)
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)
 
     def ask(self, question: ReferenceQuestion) -> Expected:
-        """Return the answer. This blocks. Raises CheckpointError."""
+        """Send a question to the child and return its answer. Blocks. Raises CheckpointError."""
         try:
             self._channel.send(question)
             answer = self._channel.receive()
@@ -104,7 +106,7 @@ class ReferenceChild:
 
 
 def checkered(size: Size) -> npt.NDArray[np.uint8]:
-    """Return a test image, uint8 [H, W, 3], with detail everywhere."""
+    """Return a test image of this size, uint8 [H, W, 3], with details in every part."""
     y, x = np.mgrid[0 : size[0], 0 : size[1]]
     planes = (x * 3 + y, x * y // 7, (x // 8 + y // 8) % 2 * 255)
     return (np.stack(planes, axis=-1) % 256).astype(np.uint8)

@@ -1,5 +1,5 @@
-"""`--parity generate`: after the front has started, it answers a few chats. Their first tokens must
-equal the tokens of transformers' own `generate`.
+"""Implements `--parity generate`. After the front has started, it answers a few chats, whose first
+tokens must equal the tokens of transformers' own `generate`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ GREEDY = {"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True, "logpr
 
 
 async def check_parity(front: RequestManager, model: str, options: ServeOptions) -> None:
-    """Compare answers with transformers' own. Raises CheckpointError if one differs."""
+    """Answer a few chats, and compare the tokens with transformers' own. Raises CheckpointError if
+    one differs.
+    """
     spec, folder = (
         front.intake.spec,
         resolve_checkpoint(model, options.model.revision, options.of(CheckpointSettings).mmproj),

@@ -16,16 +16,16 @@ from saccade.plugins.any_model.without_torchvision import (
 
 
 def phi4_images() -> Any:
-    """Return the class of its image processor."""
+    """Return the class of Phi-4-multimodal's image processor."""
     return image_processor_class("phi4_multimodal", "Phi4MultimodalImageProcessor")
 
 
 def phi4_processor() -> Any:
-    """Return the class of its processor."""
+    """Return the class of Phi-4-multimodal's processor for images and text."""
     own: Any = transformers.Phi4MultimodalProcessor
 
     class Phi4MultimodalProcessor(own):  # type: ignore[misc]
-        """Has two parts: an image processor and a tokenizer."""
+        """A processor with two parts: an image processor and a tokenizer."""
 
         def __init__(self, image_processor: Any, tokenizer: Any, **more: Any) -> None:
             self.image_token, self.image_token_id = tokenizer.image_token, tokenizer.image_token_id

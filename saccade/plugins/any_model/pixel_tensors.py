@@ -1,5 +1,5 @@
-"""Canvases that hold the tensors of a checkpoint's own image processor, one after another as bytes.
-Image workers write them, and the vision encoder reads them.
+"""The format of canvases that contain the output tensors of a checkpoint's own image processor, one
+after another as bytes. Image workers write them, and the vision encoder reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from saccade.core.types import Size
 
 WIDTH = 1024
-"""Width of such a canvas in pixels."""
+"""Width of a canvas in pixels."""
 ROW_BYTES = 3 * WIDTH
 MIN_ROWS = 32
 STEP = 8
@@ -24,7 +24,7 @@ STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class PixelTensor:
-    """One tensor. `dtype` is the name of a numpy dtype."""
+    """Describes one tensor. `dtype` is the name of a numpy dtype."""
 
     name: str
     dtype: str
@@ -36,7 +36,7 @@ class PixelTensor:
 
 
 def canvas_size(tensors: Sequence[PixelTensor]) -> Size:
-    """Return the (height, width) of a canvas for these tensors."""
+    """Return the (height, width) of a canvas that has space for these tensors."""
     end = max((start + each.nbytes for each, start in placed(tensors)), default=0)
     return max(MIN_ROWS, -(-end // ROW_BYTES)), WIDTH
 

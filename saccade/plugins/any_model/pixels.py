@@ -1,4 +1,4 @@
-"""Makes pixels with a checkpoint's own processor. Runs in image workers."""
+"""Computes pixels with a checkpoint's own processor. Runs in image workers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from saccade.plugins.any_model.pixel_tensors import write_tensors
 from saccade.plugins.any_model.processor import load_processor, process, quiet
 
 WARM_SIDES = (32, 400, 1200)
-"""The sides of blank images that are processed before workers are forked. Workers may not open
-files, so this triggers all lazy imports.
+"""Edges of the blank images that are processed before workers are forked. This triggers all lazy
+imports, because workers may not open files.
 """
 
 
 def warm_up(argument: str) -> None:
-    """Load the processor, and everything that it loads lazily."""
+    """Load the processor and everything that it imports lazily."""
     quiet()
     processor = load_processor(_read(argument).processor)
     for side in WARM_SIDES:
@@ -25,9 +25,9 @@ def warm_up(argument: str) -> None:
 
 
 def draw(out: npt.NDArray[np.uint8], argument: str, pixels: npt.NDArray[np.uint8]) -> None:
-    """Write an upright image's tensors to its canvas.
+    """Process an upright image, and write the resulting tensors to the canvas `out`.
 
-    Raises ValueError if the model's processor rejects it.
+    Raises ValueError if the model's processor rejects the image.
     """
     told = _read(argument)
     processor = load_processor(told.processor)

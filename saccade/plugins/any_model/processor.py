@@ -27,18 +27,20 @@ from saccade.plugins.any_model.phi4 import phi4_processor
 from saccade.plugins.any_model.without_torchvision import cohere2_processor
 
 EXPERTS = "moe_mm_token_type_ids"
-"""The tensor of token types that selects experts."""
+"""Name of the tensor of token types, which selects experts."""
 TEXT_KEYS = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", EXPERTS}
 )
-"""The processor's outputs for text. All others are for images."""
+"""Names of the processor's outputs for text. All other outputs are for images."""
 VIDEO = "video_processor"
 PIXTRAL = "PixtralProcessor"
 WITHOUT_TORCHVISION = {
     "Phi4MultimodalProcessor": phi4_processor,
     "Cohere2VisionProcessor": cohere2_processor,
 }
-"""By name, functions for processors whose image processors require torchvision in transformers."""
+"""Functions that create processors whose image processors require torchvision in transformers, by
+class name.
+"""
 OWN_CODE = (
     "its files need their own code (auto_map), which is never run, and transformers has no class "
     "for them"
@@ -70,7 +72,7 @@ def load_processor(own: OwnProcessor) -> Any:
 
 
 def known_choices(processor: Any) -> set[str]:
-    """Return the fields of the image processor that a server may set."""
+    """Return the names of the image processor's fields that a server may set."""
     return {*processor.image_processor.valid_kwargs.__annotations__} - NO_CHOICES
 
 
@@ -87,7 +89,9 @@ def processor_class(name: str) -> Any:
 
 
 def stills_only(kind: Any) -> Any:
-    """Return a processor class without its video processor, which requires torchvision."""
+    """Return a subclass of a processor class without a video processor, which would require
+    torchvision.
+    """
     attributes = kind.get_attributes()
     if VIDEO not in attributes:
         return kind
@@ -108,7 +112,7 @@ def stills_only(kind: Any) -> Any:
 
 
 def quiet() -> None:
-    """Silence transformers' logging except for errors, and disable its prompts."""
+    """Limit transformers' logging to errors, and disable its prompts."""
     logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -118,23 +122,25 @@ def quiet() -> None:
 def said(error: Exception) -> str:
     """Return the message of an error from transformers.
 
-    Advice to run a checkpoint's own code is replaced by `OWN_CODE`.
+    If it advises to run the checkpoint's own code, the advice is replaced with `OWN_CODE`.
     """
     words = str(error)
     return OWN_CODE if "trust_remote_code" in words else words
 
 
 def ask_image(processor: Any, image: PIL.Image.Image) -> Any:
-    """Run a processor on one image, without text."""
+    """Run a processor on one image without text, and return its output."""
     return ask_text(processor, processor.image_token, [image])
 
 
 def ask_text(processor: Any, text: str, images: list[PIL.Image.Image]) -> Any:
-    """Run a processor on a text that has a token for each image."""
+    """Run a processor on a prompt that contains a placeholder for each image, and return its
+    output.
+    """
     return processor(images=images, text=[text], return_tensors="pt", add_special_tokens=False)
 
 
 def process(processor: Any, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors that a processor makes from one image, uint8 [H, W, 3]."""
+    """Return the tensors that a processor computes from one image, uint8 [H, W, 3]."""
     made = ask_image(processor, PIL.Image.fromarray(pixels))
     return {name: each.numpy() for name, each in made.items() if isinstance(each, torch.Tensor)}

@@ -1,4 +1,5 @@
-"""transformers' linear layers with Saccade's matrix multiplication and packed weights.
+"""Replaces transformers' linear layers with ones that use Saccade's packed weights and matrix
+multiplication.
 
 The code is the same for all models.
 """
@@ -14,10 +15,10 @@ from saccade.kernels.reference.ops import Ops
 
 
 class PackedLinear(torch.nn.Module):
-    """A replacement for `torch.nn.Linear`."""
+    """A replacement for `torch.nn.Linear` with packed weights."""
 
     def __init__(self, layer: torch.nn.Linear, matrix: Matrix, ops: Ops) -> None:
-        """Replace `layer`, whose weights have been loaded as `matrix`."""
+        """Replace `layer`, whose weights were loaded as `matrix`."""
         super().__init__()
         self.matrix = matrix
         self.bias = layer.bias
@@ -36,7 +37,7 @@ class PackedLinear(torch.nn.Module):
 def pack(model: Any, head: Any, ops: Ops) -> None:
     """Replace the linear layers for which packed weights are faster.
 
-    The `head` is not replaced.
+    head: the output head, which is not replaced.
     """
     for inner in list(model.modules()):
         for name, layer in list(inner.named_children()):

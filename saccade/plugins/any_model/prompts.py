@@ -1,6 +1,7 @@
-"""The prompts of a model's trial at load: text only, and text with images.
+"""Builds the prompts for comparing a model with Saccade at load: text only, and text with images.
 
-Each is built both by the model's own processor and by Saccade. `trial.py` compares the results.
+Each prompt is built both by the model's own processor and by Saccade. `trial.py` compares the
+results.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from saccade.plugins.any_model.refusals import Unservable
 from saccade.plugins.any_model.spec import AnySpec
 
 WORDS = 24
-"""Number of tokens in a prompt without an image."""
+"""Number of tokens in the prompt without an image."""
 MAX_IMAGES = 4
-"""Maximum images in the prompt that shows all tokens around images."""
+"""Maximum number of images in the prompt that contains all kinds of tokens around images."""
 TEXTS = ("x", "y", "z", "x", "y")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbePrompt:
-    """One prompt, as input for Saccade and for the model's own forward pass."""
+    """One prompt, as input for both Saccade and the model's own forward pass."""
 
     tokens: tuple[int, ...]
     positions: npt.NDArray[np.int64]  # [axes, T]
@@ -50,7 +51,7 @@ class ProbePrompt:
 
 
 def text_prompt(spec: AnySpec) -> ProbePrompt:
-    """Build a prompt from tokens across the vocabulary, other than those for images."""
+    """Build a prompt from tokens across the vocabulary, without the tokens for images."""
     images = spec.facts.images
     others = {*images.seen, *(t for each in images.sizes for t in each.tokens)} if images else set()
     usual = [token for token in range(spec.vocab_size) if token not in others]
@@ -63,19 +64,19 @@ def text_prompt(spec: AnySpec) -> ProbePrompt:
 
 
 def marks(spec: AnySpec) -> frozenset[int]:
-    """Return the tokens around an image's rows that never occur in text."""
+    """Return the IDs of tokens around an image's rows that never occur in text."""
     around = {token for each in (*spec.images.sizes, *spec.images.largest) for token in each.tokens}
     added = load_processor(spec.processor).tokenizer.added_tokens_decoder
     return frozenset(around & added.keys() - {spec.images.content})
 
 
 def few_sizes(spec: AnySpec) -> tuple[Size, ...]:
-    """Return one size, at which an image has few tokens."""
+    """Return a tuple with one size at which an image has few tokens."""
     return (_by_tokens(spec)[0].size,)
 
 
 def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
-    """Return three or more small sizes at which images have all kinds of tokens around them."""
+    """Return at least three small sizes at which images have all kinds of tokens around them."""
     known = _by_tokens(spec)
     found, seen = [known[0]], set(known[0].tokens)
     for each in (known[1], *known[2:]):
@@ -86,9 +87,10 @@ def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
 
 
 def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
-    """Return the known sizes, those with the fewest tokens first.
+    """Return the known sizes, ordered by the number of tokens.
 
-    Sizes with a single image row are last, because some models' own code mistakes it for none.
+    Sizes with a single image row are last, because the code of some models treats one row as no
+    image.
     """
     images = spec.images
     return sorted(
@@ -100,10 +102,10 @@ def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
 def image_prompt(
     spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype, *, apart: bool = False
 ) -> ProbePrompt:
-    """Build a prompt of one image within letters, or of several images.
+    """Build a prompt with one image between letters, or with several images.
 
-    Of several images, the first two start the prompt and are adjacent, and the last ends it. With
-    `apart`, there are letters between all of them.
+    If there are several, the first two start the prompt and are adjacent, and the last one ends it.
+    With `apart`, there are letters between all of them.
 
     Raises Unservable if the processor's tokens differ from Saccade's, and any exception of the
     processor.

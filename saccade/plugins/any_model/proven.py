@@ -1,4 +1,4 @@
-"""Architectures whose tokens are compared with transformers' own `generate` in tests.
+"""Lists the architectures whose tokens tests compare with transformers' own `generate`.
 `docs/models.md` has the same list.
 """
 

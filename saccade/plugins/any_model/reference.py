@@ -1,4 +1,4 @@
-"""The process that runs transformers' own `generate`, for `--parity generate`. Started by
+"""The child process that runs transformers' own `generate` for `--parity generate`. Started by
 `parity.py`.
 """
 

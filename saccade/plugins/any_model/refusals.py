@@ -1,6 +1,7 @@
-"""Model properties for which transformers' own modules cannot be served, and the reasons.
+"""Rejects models that transformers' own modules compute, but that Saccade cannot serve, with the
+reason.
 
-Saccade's paged attention, caches or batches would change the answers of such a model. Reads
+Saccade's paged attention, caches or batches would change the answers of these models. Reads
 configurations created by transformers, without importing it.
 """
 
@@ -38,18 +39,22 @@ REFUSED = {
     "gpt_oss": "it uses attention sinks, which paged attention does not support",
     "llama4": "its layers attend to chunks of the context",
 }
-"""By model type, if the configuration has no field for it."""
+"""Reasons for rejecting a model type, for types whose configuration has no field that
+reveals it.
+"""
 HEARING = ("audio_config", "speech_config")
 DEAF = frozenset({"phi4_multimodal"})
 """Model types that are served without their audio part."""
 GENTLE_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
-"""Types of rotary embedding that depend only on a token's position."""
+"""Types of rotary embedding that depend only on the position of a token."""
 LONGROPE = "longrope"
-"""The type that also depends on the text's length. One of its two sets is selected at load."""
+"""A type of rotary embedding that also depends on the length of the text. One of its two sets of
+factors is selected at load.
+"""
 NEAR = "sliding_attention"
-"""The type of layer that has a window."""
+"""Name of the type of layer that has a window."""
 MAX_CONTEXT = 1 << 24
-"""In tokens. `check.py` evaluates a layer's mask at each position."""
+"""Maximum context length in tokens. `check.py` evaluates the mask of a layer at each position."""
 DESCRIBED_BY = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     "max_position_embeddings",
@@ -57,7 +62,9 @@ DESCRIBED_BY = (
 """Fields of a language model that transformers can map to each configuration's own names."""
 SCORES_CAP = "attn_logit_softcapping"
 MASKS, MODELS = "create_masks_for_generate", "transformers.models."
-"""The function that a model's class overrides if its masks are not just causal with windows."""
+"""The function that a model's class overrides if its masks are not just causal with windows, and
+the prefix of modules in which it may do so.
+"""
 
 
 class Unservable(Exception):
@@ -110,7 +117,7 @@ def check_config(text: Any) -> None:
 
 
 def ropes(said: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a configuration's rotary embeddings: one, or one per type of layer."""
+    """Return the rotary embeddings in a configuration: one, or one per type of layer."""
     found = said.get("rope_parameters") or {}
     nested = [each for each in found.values() if isinstance(each, dict)]
     return nested or [found]
@@ -151,8 +158,8 @@ def read_text(text: Any) -> TextFacts:
 
 
 def read_windows(said: dict[str, Any], layers: int, context: int) -> tuple[int | None, ...]:
-    """Return the window of each layer in tokens. The result is empty if all layers attend to all
-    tokens.
+    """Return the window of each layer in tokens, with None for full attention. Empty if no layer
+    has a window.
 
     If the types of layers are not specified, all layers have the window.
     """

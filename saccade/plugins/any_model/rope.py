@@ -15,9 +15,11 @@ from saccade.plugins.any_model.refusals import LONGROPE
 
 
 def keep_rope(decoder: Any, near: int, long: bool) -> None:
-    """Make `decoder` rotate all texts like texts of up to `near` tokens.
+    """Make `decoder` rotate all prompts like prompts of up to `near` tokens.
 
-    `long`: like longer ones instead. Raises CheckpointError if it has no such embedding.
+    long: rotate them like longer prompts instead.
+
+    Raises CheckpointError if the decoder has no rotary embedding of this type.
     """
     found = [each for each in decoder.modules() if vars(each).get("rope_type") == LONGROPE]
     if not found:

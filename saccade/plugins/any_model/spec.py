@@ -1,7 +1,7 @@
-"""The settings of a checkpoint that transformers' own modules compute, without tensors.
+"""The `FamilySpec` of checkpoints that transformers' own modules compute.
 
-Sizes, tokens and prompts are from its configuration and its processor (`facts.py`). Does not import
-torch.
+Sizes, tokens and prompts are from the checkpoint's configuration and processor (`facts.py`). Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -44,26 +44,31 @@ from saccade.plugins.any_model.pixel_tensors import PixelTensor, canvas_size
 from saccade.plugins.any_model.proven import PROVEN
 
 FOLDER = "transformers_any"
-"""The name of this family in preprocessing parameters."""
+"""The family's name in preprocessing parameters."""
 SOURCE_BYTES = 24
-"""Memory of a processor in bytes per pixel of an image."""
+"""Estimated memory of a processor, in bytes per pixel of an image."""
 TENSOR_COPIES = 8
-"""Memory of a processor for its tensors, relative to their size."""
+"""Estimated memory of a processor for its output tensors, as a multiple of their size."""
 MAX_PIXELS = 2**31 - 1
-"""No limit: the processor has its own bounds, which cannot be narrowed here."""
+"""Maximum pixels of an image: none, because the processor has its own bounds, which cannot be
+narrowed here.
+"""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "depth")
-"""The names for the number of layers of a language model or vision encoder."""
+"""The names that configurations use for the number of layers of a language model or vision
+encoder.
+"""
 WHOLE = "language model (transformers' modules)"
-"""What cannot be sharded over ranks, for messages."""
+"""Names the part that cannot be sharded over ranks, in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnySpec:
-    """Implements `core.family.FamilySpec`.
+    """The `FamilySpec` of any model: sizes, prompt expansion and positions, importable without
+    torch.
 
-    An image's grid: (rows of its embedding, height, width, rows of its canvas), then its box if
-    positions have several axes, then the concatenated shapes of its tensors by kind (0s for one
-    that it does not have).
+    The grid of an image is: (rows of its embedding, height, width, rows of its canvas), then its
+    extent along each axis if positions have several axes, then the concatenated shapes of its
+    tensors by kind, with 0s for a missing tensor.
     """
 
     folder: Path
@@ -83,7 +88,8 @@ class AnySpec:
     encoder_blocks = 1
 
     def with_options(self, options: Mapping[str, str]) -> AnySpec:
-        """Return this spec with rope=long or short, and with fields for the image processor.
+        """Return a copy of this spec with the option rope=long or rope=short, and with fields for
+        the image processor.
 
         Only models that rotate long texts differently support `rope`. Other options override fields
         of the image processor. Their values are JSON or plain text.
@@ -225,7 +231,7 @@ class AnySpec:
         return fingerprint(*how, recipe.grid, told.tensors)
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:
-        """Return the tensors in an image's canvas."""
+        """Return the descriptions of the tensors in an image's canvas."""
         found, shapes = [], iter(grid[4 + self._box_axes :])
         for name, dtype, dims in self.images.kinds:
             shape = tuple(islice(shapes, dims))
@@ -237,7 +243,9 @@ class AnySpec:
         return grid[0]
 
     def num_patches(self, grid: Grid) -> int:
-        """The rows of the canvas, as an approximation of the encoder's cost."""
+        """Return the number of rows of the canvas, which approximates the cost of encoding the
+        image.
+        """
         return grid[3]
 
     def expand_prompt(
@@ -285,9 +293,9 @@ class AnySpec:
         spans: Sequence[Span],
         blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return positions, and the next position.
+        """Return the position of each token, and the next position.
 
-        On one axis, they are indices in the prompt.
+        With one axis, positions are indices in the prompt.
         """
         if not self._box_axes:
             return np.arange(len(tokens))[None], len(tokens)
@@ -295,7 +303,8 @@ class AnySpec:
 
 
 def check_depths(config: Section) -> None:
-    """Raise CheckpointError if a part has an implausible number of layers.
+    """Raise CheckpointError if the language model or vision encoder has an implausible number of
+    layers.
 
     Otherwise, transformers would create all of them before it finds that their tensors are missing.
     """
@@ -314,7 +323,7 @@ def _json_or_text(value: str) -> Any:
 
 
 def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeTable]:
-    """Request the model's facts.
+    """Return the facts about a model, and the table of its image sizes.
 
     Raises CheckpointError with the reason if it cannot be served.
     """
@@ -325,7 +334,7 @@ def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeTable]:
 
 
 def transformers_spec(checkpoint: Checkpoint) -> AnySpec:
-    """Read a checkpoint's settings with transformers.
+    """Create a checkpoint's spec with transformers.
 
     Raises CheckpointError with the reason if it cannot be served.
     """

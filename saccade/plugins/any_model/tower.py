@@ -1,5 +1,5 @@
-"""transformers' vision encoder, one image at a time. Its input is a canvas that contains the image
-processor's tensors.
+"""Runs transformers' vision encoder on one image at a time. Its input is a canvas that contains the
+output tensors of the image processor.
 
 The code is the same for all models.
 """
@@ -24,10 +24,10 @@ from saccade.plugins.any_model.spec import AnySpec
 
 
 class AnyTower:
-    """Implements `nn.protocol.VisionNet`.
+    """Encodes canvases to embeddings. Implements `nn.protocol.VisionNet`.
 
-    The rows of a pack are the bytes of canvases. The first positions of a canvas are the numbers of
-    its grid, so that `blocks` needs nothing but the pack.
+    The rows of a pack are the bytes of canvases. Each canvas starts with the numbers of its grid,
+    so that `blocks` needs only the pack.
     """
 
     __slots__ = ("device", "dtype", "features", "names", "spec")
@@ -100,7 +100,7 @@ class AnyTower:
     def encode_canvas(
         self, recipe: PreprocessParams, canvas: npt.NDArray[np.uint8]
     ) -> torch.Tensor:
-        """Encode one canvas -> [rows, embedding_width]."""
+        """Encode one canvas, and return its embeddings [rows, embedding_width]."""
         data = torch.from_numpy(canvas).to(self.device).reshape(-1)
         return self._encode(data, recipe.grid)
 
@@ -113,14 +113,15 @@ def is_blank(inputs: Mapping[str, torch.Tensor]) -> bool:
     """Return True for the blank canvas that start-up encodes to compile the encoder's kernels. It
     contains sizes of zero, which most encoders do not accept.
 
-    A real image may also have a zero, such as its number of tiles, but then its pixels are not 0.
+    A real image may also have a size of zero, such as its number of tiles, but its pixels are not
+    all 0.
     """
     counted = any(not value.is_floating_point() for value in inputs.values())
     return counted and not any(bool(value.any()) for value in inputs.values())
 
 
 def features_of(model: Any) -> Any:
-    """Return the method that computes image embeddings from the processor's tensors, by name."""
+    """Return the model's method that computes image embeddings from the processor's tensors."""
     base = model.base_model
     if "embed_tokens_extend" in dir(base):
         return InPlaceOfTokens(base.embed_tokens_extend.image_embed).features
@@ -129,7 +130,7 @@ def features_of(model: Any) -> Any:
 
 
 class InPlaceOfTokens:
-    """Phi-4-multimodal's vision encoder. It overwrites the embeddings of an image's tokens."""
+    """Phi-4-multimodal's vision encoder, which overwrites the embeddings of an image's tokens."""
 
     __slots__ = ("tower",)
 

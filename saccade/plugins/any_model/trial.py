@@ -1,8 +1,8 @@
-"""The trial of a model at load.
+"""Compares a model at load with its own implementation.
 
 Prompts are run through the model's own `generate` and through Saccade's computation. The decoder's
-inputs and its results must be the same in both. A model that cannot be tried is refused. The code
-is the same for all models.
+inputs and its results must be the same in both. A model that cannot be compared is rejected. The
+code is the same for all models.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class OwnAnswer:
 
 @contextmanager
 def refusing(spec: AnySpec, what: str) -> Iterator[None]:
-    """Convert exceptions within the block to the reason why the model is not served.
+    """Convert exceptions in the context to a CheckpointError with the reason why the model is not
+    served.
 
     Startup and memory errors are re-raised unchanged.
     """
@@ -75,7 +76,9 @@ def refusing(spec: AnySpec, what: str) -> Iterator[None]:
 
 
 def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
-    """Run all prompts through the model's own `generate`, before the model is modified."""
+    """Run all prompts through the model's own `generate`. Call this before the model is
+    modified.
+    """
     with refusing(spec, TEXT):
         trials = [_ask(model, text_prompt(spec), stop=False)]
     if spec.sees_images:
@@ -88,7 +91,9 @@ def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
 
 
 def _ask_several(model: Any, spec: AnySpec) -> OwnAnswer:
-    """Run a prompt with several images, two of them adjacent if the model's own code accepts it."""
+    """Run a prompt with several images. Two of them are adjacent if the model's own code accepts
+    that.
+    """
     sizes, dtype = telling_sizes(spec), model.dtype
     glued = image_prompt(spec, sizes, dtype)
     try:
@@ -103,7 +108,7 @@ def _ask_several(model: Any, spec: AnySpec) -> OwnAnswer:
 def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
     """Run one prompt through the model's own `generate`.
 
-    stop: only record the decoder's arguments.
+    stop: only record the decoder's arguments, without running its layers.
     """
     settings: Any = transformers.GenerationConfig
     greedy = settings(
@@ -135,7 +140,7 @@ def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
 def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> Batch:
     """Build a batch from one whole prompt, for attention without pages.
 
-    rows: the embeddings of its images, [S, embedding_width].
+    rows: the embeddings of the prompt's images, [S, embedding_width].
     """
     places = [at for span in prompt.spans for at in range(span.start, span.end)]
     none = torch.zeros(0, dtype=torch.int64, device=device)
@@ -158,12 +163,13 @@ def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> B
 def learned_rows(
     trials: Sequence[tuple[OwnAnswer, torch.Tensor]], marks: frozenset[int]
 ) -> dict[int, torch.Tensor]:
-    """Find the learned embeddings [hidden] that a model's own forward uses around images.
+    """Return the learned embeddings [hidden] that a model's own forward pass uses for tokens around
+    images.
 
-    They are the same for each image. trials: the answers, with Saccade's embeddings [T, hidden].
-    marks: the tokens that may have learned embeddings.
+    trials: the model's answers, each with Saccade's embeddings [T, hidden] of the prompt.
+    marks: the IDs of tokens that may have learned embeddings.
 
-    Raises Unservable if another token differs, or a marker has several embeddings.
+    Raises Unservable if the embedding of another token differs, or a marker has several embeddings.
     """
     found: dict[int, torch.Tensor] = {}
     known = [

@@ -1,6 +1,6 @@
-"""transformers' processors whose image processors require torchvision, for use without it.
+"""transformers' processors whose image processors require torchvision, adapted to run without it.
 
-Their few calls to torchvision are replaced by the calls to torch that torchvision would make.
+Their few calls to torchvision are replaced with the calls to torch that torchvision would make.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BACKENDS = "transformers.image_processing_backends"
 PACKAGES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
 FUNCTIONS = f"{PACKAGES[-1]}.functional"
 MODES = {2: "bilinear", 3: "bicubic"}
-"""Interpolation modes by Pillow's number."""
+"""Interpolation modes by their number in Pillow."""
 
 
 def resize(
     images: torch.Tensor, size: Sequence[int], mode: str = "bilinear", *, antialias: bool = True
 ) -> torch.Tensor:
-    """Resize [..., 3, H, W], uint8 or float32, to [..., 3, *size]."""
+    """Resize images [..., 3, H, W], uint8 or float32, to [..., 3, *size]."""
     if tuple(images.shape[-2:]) == tuple(size):
         return images
     flat = images.reshape(-1, *images.shape[-3:])
@@ -37,7 +37,8 @@ def resize(
 def pad(image: torch.Tensor, edges: Sequence[int], fill: Sequence[int]) -> torch.Tensor:
     """Pad an image.
 
-    edges: left, top, right, bottom. fill: the value of each channel, all equal.
+    edges: the pixels to add at the left, top, right and bottom.
+    fill: the value of each channel, all equal.
     """
     left, top, right, bottom = edges
     assert len(set(fill)) == 1, "channels are filled otherwise"
@@ -45,7 +46,10 @@ def pad(image: torch.Tensor, edges: Sequence[int], fill: Sequence[int]) -> torch
 
 
 def image_processor_class(model: str, name: str) -> Any:
-    """Return an image processor class. model: the name of its module in transformers."""
+    """Import and return an image processor class.
+
+    model: the name of its module in transformers.
+    """
     path = f"transformers.models.{model}.image_processing_{model}"
     own: Any = getattr(sys.modules.get(path) or _import(path), name)
 
@@ -66,9 +70,8 @@ def image_processor_class(model: str, name: str) -> Any:
 
 
 def _import(path: str) -> ModuleType:
-    """Import a module while torchvision's functions are replaced by stubs.
-
-    The stubs are removed after the import.
+    """Import a module while torchvision's functions are replaced with stubs, which are removed
+    afterwards.
     """
     import_module(BACKENDS)  # first, or it would mistake the stub for torchvision
     standing = {name: ModuleType(name) for name in (*PACKAGES, FUNCTIONS)}
@@ -84,14 +87,14 @@ def _import(path: str) -> ModuleType:
 
 
 def processor_class(own: Any, images: Any) -> Any:
-    """Return a processor class that loads this image processor and a tokenizer."""
+    """Return a processor class that loads the image processor class `images` and a tokenizer."""
 
     class Processor(own):  # type: ignore[misc]
         @classmethod
         def _get_arguments_from_pretrained(cls, folder: str, *_: Any, **told: Any) -> list[Any]:
-            """Load both parts.
+            """Load the image processor and the tokenizer.
 
-            told: overrides for the image processor.
+            told: values that override fields of the image processor.
             """
             tokenizers: Any = transformers.AutoTokenizer
             return [images.from_pretrained(folder, **told), tokenizers.from_pretrained(folder)]
@@ -106,5 +109,5 @@ def cohere2_images() -> Any:
 
 
 def cohere2_processor() -> Any:
-    """Return the class of Cohere2-Vision's processor."""
+    """Return the class of Cohere2-Vision's processor for images and text."""
     return processor_class(transformers.Cohere2VisionProcessor, cohere2_images())

@@ -22,7 +22,7 @@ PLUGIN = Plugin(
 
 
 def has_batches(api: ApiContext) -> bool:
-    """Return True if there are batches in the files' directory. They may be unfinished."""
+    """Return True if the files' directory contains batches, which may be unfinished."""
     from saccade.plugins.files import BATCHES
 
     return (api.handler.front.intake.media.files_folder / BATCHES).is_dir()

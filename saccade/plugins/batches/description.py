@@ -1,4 +1,4 @@
-"""The Batch API in `/openapi.json`."""
+"""Describes the Batch API in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Status = Literal[
     "cancelled",
 ]
 TOLD = tuple(status for status in get_args(Status) if status != "validating")
-"""The statuses whose start times are reported to clients."""
+"""The statuses for which clients get the time when they started."""
 OVER = frozenset(("failed", "completed", "expired", "cancelled"))
 MAX_CUSTOM_ID = 512
 DAY = 86_400
@@ -69,7 +69,10 @@ BATCH: BodySchema[BatchBody] = BodySchema(BatchBody)
 
 
 class BatchLine(Struct):
-    """A line of the input file. `body`: the body of a request to the endpoint."""
+    """A line of the input file.
+
+    body: the body of a request to the endpoint.
+    """
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=MAX_CUSTOM_ID)]
     url: str
@@ -97,7 +100,7 @@ class BatchErrors(Struct):
 
 
 class RequestCounts(Struct):
-    """The number of lines: all, those with an answer, and those with an error."""
+    """Counts of lines: all, those with an answer, and those with an error."""
 
     total: int = 0
     """The number of all lines."""
@@ -108,7 +111,10 @@ class RequestCounts(Struct):
 
 
 class BatchJob(Struct, kw_only=True):
-    """A batch as it is stored. moments: start times by status, in seconds since the epoch."""
+    """A batch as it is stored.
+
+    moments: the time at which each status started, in seconds since the epoch.
+    """
 
     # the request
     id: str
@@ -140,7 +146,7 @@ class BatchJob(Struct, kw_only=True):
     moments: dict[Status, int] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return the batch as clients see it."""
+        """Return the batch in the format that clients get."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         begun = found.pop("moments")
         return found | {f"{status}_at": begun.get(status) for status in TOLD}

@@ -24,8 +24,9 @@ MAX_LISTED = 100
 
 
 def batch_routes(api: ApiContext) -> list[Route]:
-    """Return the routes. Batches run once the model is loaded. Each line is a separate request to
-    the app behind the API key check.
+    """Return the routes. Batches start to run once the model is loaded.
+
+    Each line is a separate request to the app behind the API key check.
     """
     front, admission = api.handler.front, api.handler.admission
     files = uploads_of(front.intake.media)
@@ -45,7 +46,7 @@ def batch_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """The request handlers."""
+    """The handlers of /v1/batches."""
 
     runner: BatchRunner
     bodies: Bodies

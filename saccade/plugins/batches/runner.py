@@ -1,8 +1,8 @@
 """Runs batches. Each line is sent to the server's own routes, like any other request.
 
-The lines and the clients' requests in flight are limited to `ABREAST` together, so that batches use
-idle time. The runner also checks input files, and writes result files. It is one task on the event
-loop, with separate threads for disk and databases.
+At most `ABREAST` lines and requests of clients are in flight together, so that batches use idle
+time. The runner also checks input files, and writes result files. It is one task on the event loop,
+with separate threads for disk and databases.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ ABREAST = 8
 """Maximum lines in flight, including requests of clients."""
 PAUSE = 0.05
 LOOK = 2.0
-"""Intervals in seconds between checks whether lines may start, and whether there are batches."""
+"""Seconds between two checks whether lines may start, and whether there are batches."""
 MAX_RUNNING = 8
-"""Maximum batches that run concurrently, each of another client."""
+"""Maximum batches that run concurrently. Each is from a different client."""
 MAX_LINES = 1_000_000
 MAX_ERRORS = 20
-"""Maximum reported errors of an input file."""
+"""Maximum number of errors that are reported for an input file."""
 TOGETHER = 2_000
-"""Lines stored per transaction."""
+"""Number of lines that are stored per transaction."""
 BUSY = 429
 REFUSED_FOR_NOW = frozenset((BUSY, 503))
 
@@ -85,10 +85,12 @@ STREAMED = InvalidRequest(
 class BatchRunner:
     """Runs batches in the background.
 
-    `app`: handles requests in the same way as requests from clients. `models`: the names of the
-    served model. Batches of other models are left to other servers, which may use the same
-    directory. `largest`: maximum bytes of a line. The results of a batch may be as large as all
-    uploaded files together.
+    app: the application to which each line is sent like a request from a client.
+    models: the names of the served model. Batches of other models are left to other servers, which
+    may use the same directory.
+    largest: the maximum bytes of a line.
+
+    The results of a batch may be as large as all uploaded files together.
     """
 
     def __init__(
@@ -114,13 +116,15 @@ class BatchRunner:
         self._mine = 0
         self._task: asyncio.Task[None] | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
-        """By client name, as one batch of each client runs at a time."""
+        """The running batches by client name. Each client has at most one."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop all batches. When a batch is resumed, its lines in progress are run again."""
+        """Stop all batches. When a batch is resumed, the lines that were in progress are
+        run again.
+        """
         tasks = [*self._running.values(), *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
@@ -129,7 +133,10 @@ class BatchRunner:
         self._threads.close()
 
     async def add_batch(self, request: BatchRequest, client: Client) -> BatchJob:
-        """Add a batch from a client's file. Raises NotFound, Overloaded, StorageBusy."""
+        """Create a batch from an uploaded file of the client.
+
+        Raises NotFound, Overloaded, StorageBusy.
+        """
         await self._files.find(request.input_file_id, client.name)
         made = now()
         batch = BatchJob(
@@ -232,7 +239,9 @@ class BatchRunner:
     # ---- the input
 
     def _check(self, held: BufferedBatch, input: BinaryIO) -> list[BatchError]:
-        """Store the positions of lines. Returns the errors in the lines, if any."""
+        """Check all lines, and store their positions in the input file. Returns the errors that
+        were found.
+        """
         held.clear_lines()
         faults: list[BatchError] = []
         lines: list[InputLine] = []
@@ -258,7 +267,7 @@ class BatchRunner:
     # ---- lines
 
     async def _answer_lines(self, held: BufferedBatch, input: BinaryIO) -> Status:
-        """Run all lines without a result. Returns the final status."""
+        """Run all lines that have no result. Returns the batch's final status."""
         under_way: set[asyncio.Task[None]] = set()
         waiting: list[InputLine] = []
         last = 0
@@ -300,7 +309,9 @@ class BatchRunner:
         return over
 
     def _may_begin(self) -> bool:
-        """Return True if another line may run. Requests of waiting clients take precedence."""
+        """Return True if another line may be started. Requests of waiting clients take
+        precedence.
+        """
         others = self._permits.taken - self._mine
         return self._mine < max(0, ABREAST - max(0, others))
 
@@ -320,7 +331,9 @@ class BatchRunner:
             self._mine -= 1
 
     async def _ask(self, held: BufferedBatch, body: bytes) -> tuple[int, str, bytes]:
-        """Run one line. Returns the response's status, the request's ID and the response's body."""
+        """Send one line to the app. Returns the response's status, the ID of the request, and the
+        response's body.
+        """
         name = f"batch_req_{secrets.token_hex(16)}"
         if _is_streamed(body):
             status, _, answer = refusal(held.batch.endpoint, STREAMED, name)
@@ -350,7 +363,9 @@ class BatchRunner:
     # ---- results
 
     async def _save(self, held: BufferedBatch, *, answered: bool) -> str | None:
-        """Save all answers, or all errors, as a file. Returns its ID, which is always the same."""
+        """Save all answers, or all errors, as a file, and return its ID, which is the same in each
+        run. Returns None if there are none.
+        """
         batch, client = held.batch, held.client
         with tempfile.TemporaryFile(dir=self._store.folder) as made:
             if not await self._off_loop(partial(_write_results, held, made, answered)):
@@ -386,7 +401,9 @@ def _scope(held: BufferedBatch, body: bytes) -> Scope:
 
 
 def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the number, offset and content of each non-empty line. Long lines are truncated."""
+    """Yield the number, offset and content of each non-empty line. Lines longer than `largest` are
+    truncated.
+    """
     number, start = 0, 0
     input.seek(0)
     while data := input.readline(largest + 2):
@@ -428,7 +445,7 @@ def _double(held: BufferedBatch, lines: Sequence[InputLine]) -> BatchError:
 
 
 def _body(input: BinaryIO, line: InputLine) -> bytes:
-    """Read a line's body. Call it in a thread, as the check did: the event loop's stack allows less
+    """Read the body in a line. Call this in a thread, because the event loop's stack allows less
     nesting of JSON.
     """
     return bytes(_LINE.decode(os.pread(input.fileno(), line.length, line.start)).body)

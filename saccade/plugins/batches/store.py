@@ -1,4 +1,4 @@
-"""Batches on disk. Each has its own database, in a directory within the directory of uploaded
+"""Batches on disk. Each batch has its own database, in a directory within the directory of uploaded
 files.
 
     FOLDER / ID.db      the batch, and for each line its position in the input and its result
@@ -34,10 +34,10 @@ _ID = re.compile(r"batch_[0-9a-f]{32}")
 MAX_OPEN = 64
 """Maximum unfinished batches per client."""
 MAX_KEPT = 1000
-"""Maximum batches per client. Finished ones are removed first."""
+"""Maximum stored batches per client. Finished ones are removed first."""
 BUSY_SECONDS = 10.0
 LOST_SECONDS = 60.0
-"""The age after which a batch without its row is known to be left over from a crash."""
+"""The age in seconds after which a batch without its row must be left over from a crash."""
 _TABLES = """
 CREATE TABLE batch (described BLOB NOT NULL, owner BLOB NOT NULL, lifetime INTEGER,
     cancelled INTEGER NOT NULL);
@@ -58,21 +58,23 @@ class InputLine:
 
 
 class BatchStore:
-    """The batches in `folder`, which is created with the first batch."""
+    """Stores batches in `folder`, which is created with the first batch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._over: set[str] = set()
         self._index: dict[str, tuple[str, int]] = {}
-        """By ID, the client and creation time of each batch, which never change."""
+        """The client and creation time of each batch, by ID. They never change."""
         self._broken: set[str] = set()
         self._learning = threading.Lock()
 
     def add_batch(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
-        """Store a new batch. `lifetime`: how long result files are stored, in seconds.
+        """Store a new batch.
 
-        Raises Overloaded if the client has too many unfinished batches, and StorageFull if the disk
-        is full; in this case, nothing is stored.
+        lifetime: the number of seconds for which result files are stored.
+
+        Raises Overloaded if the client has too many unfinished batches, and StorageFull, without
+        storing anything, if the disk is full.
         """
         mine = self._ids_of(client.name)
         still = sum(not self._is_over(id, client.name) for id in mine)
@@ -108,7 +110,7 @@ class BatchStore:
         raise NotFound(f"there is no batch {id[:200]!r}", code="batch_not_found")
 
     def page(self, owner: str, paging: Paging) -> list[BatchJob]:
-        """Return a page of the client's batches, and the next one if there is one. Raises
+        """Return a page of the client's batches, and one more batch if there is a next page. Raises
         InvalidRequest.
         """
         found: list[BatchJob] = []
@@ -126,8 +128,9 @@ class BatchStore:
         return []
 
     def open_batches(self, models: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the unfinished batches of these models, oldest first, with their clients. Batches
-        stored without a model are included.
+        """Return the IDs and clients of unfinished batches, oldest first.
+
+        Returns batches of these models, and batches stored without a model.
         """
         found = []
         for id in self.ids():
@@ -144,7 +147,7 @@ class BatchStore:
         return [(id, owner) for _, id, owner in sorted(found)]
 
     def cancel(self, id: str, owner: str) -> BatchJob:
-        """Cancel a batch, so that no more of its lines are started. Raises NotFound."""
+        """Mark a batch as cancelled, so that no more of its lines are started. Raises NotFound."""
         batch = self.find_batch(id, owner)
         if batch.status not in OVER:
             with self._open(id) as rows:
@@ -155,7 +158,7 @@ class BatchStore:
 
     @contextmanager
     def hold_batch(self, id: str) -> Iterator[BufferedBatch | None]:
-        """Lock the batch for its runner. Yields None if it is finished, or runs elsewhere."""
+        """Lock a batch to run it. Yields None if it is finished, or another process runs it."""
         with ExitStack() as stack:
             held = None
             with suppress(FileNotFoundError, BlockingIOError, NotFound, sqlite3.Error):
@@ -177,7 +180,9 @@ class BatchStore:
         return [id for _, id in sorted(found)]
 
     def _learn(self, id: str) -> None:
-        """Read the client of a batch. An incomplete batch may be about to be added."""
+        """Read which client a batch belongs to. A batch that is incomplete may be in the process of
+        being added.
+        """
         try:
             with suppress(sqlite3.Error), self._open(id) as rows:
                 batch, client, _, _ = _row(rows)
@@ -216,9 +221,9 @@ class BatchStore:
 
 
 class BufferedBatch:
-    """A batch that this process runs. No other process writes its lines.
+    """The lines and results of a batch that this process runs. No other process writes them.
 
-    The thread of a cancelled task may still be running: `close` waits for it, and later calls raise
+    The thread of a cancelled task may still be running. `close` waits for it, and later calls raise
     sqlite3's error for a closed database.
     """
 
@@ -245,7 +250,7 @@ class BufferedBatch:
             self._rows.execute("UPDATE batch SET described = ?", (described,))
 
     def clear_lines(self) -> None:
-        """Delete the rows of an interrupted check of the input."""
+        """Delete the lines that an interrupted check of the input has stored."""
         with self._lock:
             self._rows.execute("DELETE FROM line")
 
@@ -314,13 +319,13 @@ def new_id() -> str:
 
 
 def now() -> int:
-    """The time in seconds since the epoch."""
+    """Return the time in seconds since the epoch."""
     return int(time.time())
 
 
 def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
-    """Read the batch's row. Raises NotFound if the batch is incomplete, possibly because it is
-    about to be added.
+    """Read the batch's row. Raises NotFound if there is none yet, because the batch is
+    being added.
     """
     if (row := rows.execute("SELECT * FROM batch").fetchone()) is None:
         raise NotFound("the batch was not kept whole", code="batch_not_found")
@@ -330,7 +335,7 @@ def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
 
 
 def _counts(rows: sqlite3.Connection, batch: BatchJob) -> RequestCounts:
-    """Count the lines, or return the stored counts if the lines were deleted."""
+    """Count the lines by outcome, or return the stored counts if the lines were deleted."""
     total, good, bad = rows.execute(
         "SELECT count(*), coalesce(sum(answered = 1), 0), coalesce(sum(answered = 0), 0) FROM line"
     ).fetchone()

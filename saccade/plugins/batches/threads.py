@@ -1,6 +1,7 @@
-"""Threads for clients' calls to the store, so that listing batches does not delay other work.
+"""Runs clients' calls to the store on separate threads, so that listing batches does not delay
+other work.
 
-Each client has one call at a time.
+Only one call of a client runs at a time.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ T = TypeVar("T")
 
 
 class StoreThreads:
-    """Threads shared by clients."""
+    """A pool of threads that clients share round-robin."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(PLACES, "saccade-batches")
         self._turns = FairPermits(PLACES, per_client=1, per_request=1)
 
     async def run(self, client: Client, work: Callable[[], T]) -> T:
-        """Run `work` when it is the client's turn. Raises StorageBusy if it does not finish within
-        `PATIENCE` seconds, and any exception of `work`.
+        """Run `work` on a thread when it is the client's turn, and return its result.
+
+        Raises StorageBusy if it does not finish within `PATIENCE` seconds, and any exception of
+        `work`.
         """
         ticket = Ticket()
         self._turns.enter(ticket, Requester(client.share("")))

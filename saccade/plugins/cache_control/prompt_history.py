@@ -1,8 +1,8 @@
-"""The recent prompts of each client, by which a miss in the prefix cache can be explained.
+"""Explains misses in the prefix cache by comparing a prompt with the client's recent prompts.
 
 Only prompts with a cache option are stored, as tokens and image keys. The limit on bytes is fair to
-clients with few prompts. The history has all tokens that were computed, whether they are still
-cached or not.
+clients with few prompts. The history contains all computed tokens, even if their KV pages have been
+evicted.
 
 Prompts are compared only within one client and one salt, so a client learns only about its own
 prompts.
@@ -23,7 +23,7 @@ MAX_BYTES = 32 << 20
 MAX_PROMPTS = 16
 """Maximum prompts of one client. An explanation compares all of them, at about 20 us each."""
 PROMPT_BYTES, SPAN_BYTES = 1024, 256
-"""The bytes that a prompt and a span count as, in addition to 4 per token."""
+"""The bytes that a prompt and an image span count as in the limit, in addition to 4 per token."""
 
 Shown = tuple[int, int, ImageKey, int]
 """(first token, length, image, row of the image at the first token)."""
@@ -48,7 +48,7 @@ class _Remembered:
 class _Likeness:
     """An earlier prompt with a common prefix of `length` tokens.
 
-    resized: the prefix ends at an image that both prompts have, in different sizes.
+    resized: whether the prefix ends at an image that both prompts have in different sizes.
     """
 
     length: int
@@ -57,7 +57,7 @@ class _Likeness:
 
 
 class PromptHistory:
-    """Recent prompts. Use `add_prompt` for computed ones, and `explain` for misses."""
+    """Stores recent prompts (`add_prompt`), and explains misses (`explain`)."""
 
     def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
         self.nbytes = 0
@@ -72,7 +72,10 @@ class PromptHistory:
         self._flushes += 1
 
     def add_prompt(self, request: Request, kept: int) -> None:
-        """Add a computed prompt, whose first `kept` tokens are pinned by breakpoints."""
+        """Add a computed prompt.
+
+        kept: the number of leading tokens that breakpoints have pinned.
+        """
         caching, size = request.caching, self._page_size
         seconds = max((s for at, s in caching.breakpoints if at // size * size <= kept), default=0)
         prompt = _Remembered(
@@ -95,9 +98,9 @@ class PromptHistory:
             self._drop_oldest(max(self._bytes, key=lambda client: self._bytes[client]))
 
     def explain(self, request: Request, cached: int) -> CacheMiss | None:
-        """Return the reason why only `cached` tokens of the prompt were found.
+        """Return the reason why only `cached` tokens of the prompt were found in the prefix cache.
 
-        Returns None if no earlier prompt had a longer common prefix.
+        Returns None if no earlier prompt has a longer common prefix.
         """
         size, length = self._page_size, len(request.tokens)
         most = (length - 1) // size * size
@@ -123,7 +126,8 @@ class PromptHistory:
         return miss("never_seen")
 
     def _likest(self, request: Request) -> _Likeness | None:
-        """Return the earlier prompt with the longest common prefix, or the latest one of several.
+        """Return the earlier prompt with the longest common prefix, or None. Of several, the latest
+        is returned.
 
         Only prompts with the same salt are compared. Prompts that differ within the first page are
         unrelated, unless the client gives them the same name.
@@ -182,7 +186,9 @@ def _same(one: _Remembered, other: _Remembered) -> bool:
 def _compare(
     tokens: npt.NDArray[np.int32], shown: tuple[Shown, ...], prompt: _Remembered
 ) -> _Likeness:
-    """Compare two prompts. Images may have different salts, since salts belong to prompts."""
+    """Return the common prefix of two prompts. Salts of images are not compared, because they
+    belong to the prompts.
+    """
     shorter = min(len(tokens), len(prompt.tokens))
     differ = np.flatnonzero(tokens[:shorter] != prompt.tokens[:shorter])
     length = int(differ[0]) if len(differ) else shorter

@@ -20,7 +20,7 @@ from saccade.sched.sequence import Run, Sequence
 
 @dataclass(slots=True)
 class CachedPrompt:
-    """What breakpoints pin of a prompt."""
+    """How much of a prompt breakpoints have pinned."""
 
     passed: int = 0  # the number of breakpoints passed in the current run
     tokens: int = 0  # the length of the pinned prefix
@@ -30,7 +30,7 @@ class CachedPrompt:
 
 
 class CacheControlTracker(StepPart):
-    """Breakpoints and diagnostics for the sequences that request them."""
+    """Pins prefixes at breakpoints and explains cache misses, for the sequences that request it."""
 
     def __init__(self, context: PartContext) -> None:
         self._prefix = prefix = context.prefix

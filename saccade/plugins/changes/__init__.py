@@ -1,4 +1,6 @@
-"""Changes of a running model: LoRA adapters, new weights, and memory released during sleep."""
+"""Changes a running model: loads LoRA adapters and new weights, and releases memory during
+sleep.
+"""
 
 from saccade.plugin import Plugin, Runtime
 

@@ -1,7 +1,7 @@
 """Loads LoRA adapters from directories (`nn/adapter_files.py`) into a running network.
 
-It keeps track of the numbers of loaded adapters, and of the slots that use them. Anything
-unsupported is rejected before the network is changed.
+It keeps track of which adapters are loaded, and of the slots that use them. Anything unsupported is
+rejected before the network is changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from saccade.runtime.worker import NOT_LOADED
 
 
 class AdapterTable:
-    """One rank's loaded LoRA adapters, and the slots whose sequences use one."""
+    """One rank's loaded LoRA adapters, and the slots of the sequences that use one."""
 
     def __init__(
         self,
@@ -34,7 +34,10 @@ class AdapterTable:
         like: torch.Tensor,
         everyone: Shard,
     ) -> None:
-        """Use the dtype and device of `like`, a tensor of the network."""
+        """Create an empty table.
+
+        like: a tensor of the network, whose dtype and device adapters get.
+        """
         self._adapters = adapters
         self._canonical_name = canonical_name
         self._like = like
@@ -47,7 +50,7 @@ class AdapterTable:
         return not self._loaded
 
     def check(self, adapter: int) -> None:
-        """Assert that the adapter is loaded."""
+        """Assert that the adapter with this number is loaded."""
         assert adapter in self._loaded, NOT_LOADED
 
     def open(self, slot: int, adapter: int) -> None:
@@ -59,7 +62,9 @@ class AdapterTable:
         self._slots.pop(slot, None)
 
     def rows(self, rows: Sequence[Row]) -> tuple[AdapterRows, ...]:
-        """Return each adapter's tokens in a step with these rows. Such steps run without graphs."""
+        """Return the tokens of each adapter in a step with these rows. Steps with adapters run
+        without graphs.
+        """
         found: dict[int, list[tuple[int, int]]] = {}  # ranges of tokens by adapter
         first = 0
         for row in rows:
@@ -80,7 +85,7 @@ class AdapterTable:
         return send(each, self._like.device)
 
     def make(self, change: Change) -> Changed:
-        """Make a change on every rank, or, if any rank fails, on none."""
+        """Load or unload an adapter on every rank or, if that fails on any rank, on none."""
         if change.kind == "drop adapter":
             self.check(change.adapter)
             self._drop(change.adapter)
@@ -100,7 +105,9 @@ class AdapterTable:
         return Changed("", found.fingerprint, found.tower, found.rank, nbytes)
 
     def _read(self, adapter: int, folder: Path) -> tuple[ReadAdapter, int]:
-        """Load an adapter from a directory to the device. Returns it and its bytes there."""
+        """Load an adapter from a directory to the device. Returns the adapter, and the bytes that
+        it takes on the device.
+        """
         found = read_adapter(folder, self._adapters.modules, self._canonical_name)
         return found, self._adapters.put(adapter, found.factors, self._like)
 
@@ -110,5 +117,5 @@ class AdapterTable:
 
 
 def open_table(net: FamilyNet, like: torch.Tensor, everyone: Shard) -> AdapterTable:
-    """Return an empty table for a network."""
+    """Create an empty table of adapters for a network."""
     return AdapterTable(net.adapters, family_model(net.spec).canonical_name, like, everyone)

@@ -1,7 +1,7 @@
-"""Agreement on a change across ranks: every rank tries to read it, then either all ranks make it or
-none does.
+"""Lets ranks agree on a change: every rank tries to read it, then either all ranks make it or none
+does.
 
-It also formats the reasons why something could not be read.
+This module also formats the reasons why something could not be read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ log = logging.getLogger("saccade")
 
 T = TypeVar("T")
 UNDERSTOOD = "00" * FINGERPRINT_BYTES
-"""Denotes success if contents differ between ranks, so that they have no common fingerprint."""
+"""Reported instead of a fingerprint if a rank succeeded and the contents of ranks differ, so that
+they have no common fingerprint.
+"""
 
 
 def attempt(source: Path, make: Callable[[], T]) -> tuple[T | None, str]:
-    """Return `make()` and "", or `None` and the reason why `source` cannot be read.
+    """Return the result of `make()` and "", or `None` and the reason why `source` cannot be read.
 
     Catches all errors except PeerLost, so that an unreadable source does not stop the rank.
     """
@@ -49,9 +51,9 @@ def attempt(source: Path, make: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def agree(fingerprint: str, like: torch.Tensor, everyone: Shard) -> bool:
-    """Return True if all ranks have read the same.
+    """Return True if all ranks report the same fingerprint. Blocks until all have called it.
 
-    fingerprint: "" if this rank has failed.
+    fingerprint: the content's fingerprint, or "" if this rank failed to read it.
     """
     mine = [float(byte) for byte in bytes.fromhex(fingerprint)]
     sent = torch.zeros(1 + FINGERPRINT_BYTES, device=like.device)

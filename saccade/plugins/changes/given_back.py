@@ -1,4 +1,4 @@
-"""The memory of KV pages and states, which a sleeping model releases and later allocates again.
+"""Releases the memory of KV pages and states while a model sleeps, and allocates it again.
 
 All views of the tensors remain valid. After the memory is allocated again, its contents are
 undefined.
@@ -16,19 +16,24 @@ from saccade.ipc.memory import trim
 
 
 class GivenBack:
-    """The memory that can be released. `asleep`: the memory that is released now.
-    `worker_changes.py` handles the weights.
+    """The memory that can be released.
+
+    asleep: the types of memory that are currently released.
+
+    `worker_changes.py` releases the weights.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keep the storages of KV pages and states. Only views may share them with `tensors`."""
+        """Store the storages of KV pages and states. They may be shared with `tensors` only by
+        views.
+        """
         self.asleep: tuple[Memory, ...] = ()
         self._storages = [each.untyped_storage() for each in tensors]
         self._sizes: Sequence[int] = [each.nbytes() for each in self._storages]
 
     @property
     def nbytes(self) -> int:
-        """The current bytes of KV pages and states."""
+        """The number of bytes that KV pages and states currently take."""
         return sum(each.nbytes() for each in self._storages)
 
     def give_back(self, memory: Memory) -> None:
@@ -41,7 +46,8 @@ class GivenBack:
     def take_back(self, memory: Memory) -> None:
         """Allocate the memory again.
 
-        Raises RuntimeError or MemoryError if there is too little. All of it remains released then.
+        Raises RuntimeError or MemoryError if there is too little free memory. Then all of it
+        remains released.
         """
         if memory == "kv_cache":
             try:
@@ -54,7 +60,9 @@ class GivenBack:
 
 
 def let_go(like: torch.Tensor) -> None:
-    """Release cached free memory to the system, on the host and on the device of `like`."""
+    """Release unused memory in allocators' caches to the system, on the host and on the device of
+    `like`.
+    """
     gc.collect()
     trim()
     if like.is_cuda:

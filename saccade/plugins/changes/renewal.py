@@ -31,7 +31,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """One rank's loader of new weights."""
+    """Loads new weights on one rank."""
 
     load: LoadNet
     folder: Path  # the current checkpoint
@@ -40,7 +40,9 @@ class Renewal:
     everyone: Shard
 
     def load_network(self, folder: Path, old: FamilyNet, like: torch.Tensor) -> Renewed:
-        """Load the network in `folder`. All ranks must call it."""
+        """Load the network in `folder`, which must have the shapes of `old`. All ranks must call
+        this together.
+        """
         made, error = attempt(folder, lambda: self.load(folder))
         net, now = made or (None, "")
         if net is not None and net.spec != old.spec:
@@ -58,7 +60,9 @@ class Renewal:
         return Renewed(error=error) if error else Renewed(net, now, tower)
 
     def refuses(self, *, graphs: bool, adapters: bool) -> str:
-        """Return the reason why the server's weights cannot be changed, or "" if they can."""
+        """Return the reason why a server with these features cannot change its weights, or "" if it
+        can.
+        """
         if graphs:
             return "CUDA graphs reference the old weights: start with --disable-cuda-graph"
         if adapters:

@@ -65,7 +65,7 @@ class WorkerChanges:
         return table.make(change)
 
     def _renew(self, folder: Path | None = None) -> Changed:
-        """Load the weights in `folder`, or by default the old ones again."""
+        """Load the weights in `folder`. By default, load the current checkpoint again."""
         if self._renewal is None:
             return Changed("this server's weights cannot be changed")
         if why := self._keeps_weights():
@@ -80,7 +80,7 @@ class WorkerChanges:
         return Changed(tower=made.tower)
 
     def _keeps_weights(self) -> str:
-        """Return the reason why the weights cannot be released or replaced, or ""."""
+        """Return the reason why the weights cannot be released or replaced, or "" if they can."""
         if self._renewal is None:
             return "this server's weights cannot be changed"
         graphs = self._worker.captures or self._worker.images.encoder.captures

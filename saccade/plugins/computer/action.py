@@ -28,19 +28,24 @@ Kind = Literal[
     "call",
     "answer",
 ]
-"""press, release: the mouse button. hold: keys, for a time. cursor: report the cursor's position.
-call: a function of the client's toolset. answer: a text for the user, which ends the task.
+"""The types of actions.
+
+press, release: press or release the mouse button.
+hold: hold keys down for some time.
+cursor: report the cursor's position.
+call: call a function of the client's toolset.
+answer: write a text for the user, which ends the task.
 """
 
 NOTCH = 100
-"""Pixels per notch of a scroll wheel."""
+"""Pixels that one notch of a scroll wheel scrolls."""
 MAX_PIXELS = 65_535
-"""The maximum edge of a screen, and the maximum coordinate."""
+"""Maximum edge of a screen in pixels, which is also the maximum coordinate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action."""
+    """One action on a screen, in no particular API's or model's format."""
 
     kind: Kind
     # where it happens: one point, the points of a drag in order, or two corners of the region to

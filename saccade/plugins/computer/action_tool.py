@@ -1,4 +1,4 @@
-"""A client's computer or browser, and the past actions on it."""
+"""What a request declares about its computer or browser, and the past actions on it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from saccade.plugins.computer.vocabulary import ActionWords
 from saccade.text.grammar.tools import ToolSet
 
 ACT = {"type": "act"}
-"""The tool choice that requires an action, and the entry that allows actions in a list of tools."""
+"""The tool choice that requires an action. In a list of allowed tools, it allows actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTool:
-    """The computer or browser of a request."""
+    """The computer or browser that a request declares."""
 
     NAME: ClassVar[str] = "computer"
     name: str  # the client's name for it
@@ -42,7 +42,7 @@ class PastAction:
 
 @dataclass(frozen=True, slots=True)
 class PastActions:
-    """The actions of a message's calls, by the index of the call."""
+    """The past actions in a message, by the index of their call."""
 
     NAME: ClassVar[str] = "computer.past"
     by_call: Mapping[int, PastAction] = field(default_factory=dict)

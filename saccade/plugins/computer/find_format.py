@@ -19,5 +19,7 @@ def find_action_formats() -> dict[str, ActionFormat]:
 
 
 def find_action_format(family: str, model: str) -> ActionFormat:
-    """Return a model's action format. The last format supports all models."""
+    """Return the action format of a model. There is always one, since the last format supports all
+    models.
+    """
     return next(each for each in find_action_formats().values() if each.serves(family, model))

@@ -70,18 +70,18 @@ _OURS = {
 
 
 def ours(key: str) -> str:
-    """Return Saccade's name of a key, for any spelling."""
+    """Return Saccade's name for a key in any spelling."""
     return _OURS.get(_plain(key), key if len(key) == 1 else key.lower())
 
 
 def spelt(key: str, spelling: Spelling) -> str:
-    """Convert Saccade's name of a key to another spelling."""
+    """Return a key's name in another spelling. `key` is Saccade's name."""
     named = _SPELT.get(key)
     return key if named is None else named[_PARTIES.index(spelling)]
 
 
 def read_chord(text: str) -> tuple[str, ...]:
-    """Read keys that are joined by "+" or by spaces."""
+    """Split a string into keys, which are joined by "+" or spaces."""
     joint = "+" if "+" in text.strip("+") else " "
     if text in ("+", " "):
         return (ours(text),)

@@ -14,11 +14,11 @@ _ANY = Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS))
 def parameters(
     words: Words, heading: str, key: str, fields: Mapping[str, tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return a schema with a property for the action's name, and the properties in `fields` that
-    any of the available actions has.
+    """Return a JSON schema with a property `key` for the action's name, and the properties in
+    `fields` that at least one of the available actions has.
 
-    fields: the type and description of each key. In a description, "{}" is replaced by the names of
-    the actions that need the key.
+    fields: the type and description of each property. In a description, "{}" is replaced with the
+    names of the actions that need the property.
     """
     listed = "\n".join(f"* `{name}`: {word.about}" for name, word in words.items())
     properties: dict[str, Any] = {

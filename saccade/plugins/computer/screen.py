@@ -17,7 +17,9 @@ THOUSANDTHS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One edge of a screen: `size` pixels, in the model's `units`. `last` is the last unit."""
+    """Converts coordinates along one edge of a screen, which has `size` pixels, to the model's
+    `units` and back. `last` is the largest unit.
+    """
 
     size: int
     units: int
@@ -38,7 +40,7 @@ def _nearest(dividend: int, divisor: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """A client's screen, with a model's units."""
+    """Converts points between a client's screen and a model's units."""
 
     x: Axis
     y: Axis

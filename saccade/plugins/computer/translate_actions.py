@@ -1,7 +1,7 @@
 """Translates actions on a screen between the client's format and the model's.
 
-Determines the screenshot that a call refers to: the latest before it, or else the first after it.
-The formats themselves are in other modules.
+Determines which screenshot a call refers to: the latest one before the call, or else the first one
+after it. The formats themselves are in other modules.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("saccade")
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """A screenshot in the chat, before and after it was resized for the model."""
+    """The size of a screenshot in the chat, before and after it was resized for the model."""
 
     message: int  # the index of its message
     size: Point  # (width, height) of the image
@@ -47,10 +47,12 @@ class Screenshot:
 
 
 class TranslateActions:
-    """Translates chats with a computer or a browser."""
+    """Translates actions in chats with a computer or a browser."""
 
     def __init__(self, context: StepContext) -> None:
-        """Set up the translation for one model. Its family determines the units of coordinates."""
+        """Set up the translation for one model, whose family determines the units of
+        coordinates.
+        """
         self._spec = context.spec
         self._form = find_action_format(context.spec.family, context.model)
         self._in_pixels = self._form.in_pixels(context.spec.family)
@@ -58,7 +60,9 @@ class TranslateActions:
         log.info("computer use: %s (%s)", self._form.name, self._form.note)
 
     async def begin(self, preparation: Preparation) -> None:
-        """Add the model's own tools. Coordinates are translated after the screenshots are open."""
+        """Add the model's own tools to the chat. Coordinates are translated later, once the
+        screenshots are open.
+        """
         request, written = preparation.request, self._form.written
         if written is not None:
             preparation.extras = with_extra(preparation.extras, WrittenCalls(written.calls))
@@ -67,9 +71,10 @@ class TranslateActions:
         preparation.request = replace(request, prompt=offering)
 
     async def place(self, preparation: Preparation) -> None:
-        """Translate the history to the model's format, and set up the translation of the answer.
+        """Translate the chat's history to the model's format, and set up the translation of the
+        answer.
 
-        Raises InvalidRequest for a call with a point outside its screen.
+        Raises InvalidRequest for a call with a point outside of its screen.
         """
         request, opened = preparation.request, preparation.opened
         translator = self._translator(_tool(request))
@@ -132,7 +137,11 @@ class TranslateActions:
         return self._screen(_tool(request), _screenshots(chat, opened), len(chat.messages))
 
     def _screen(self, tool: ActionTool, shots: Sequence[Screenshot], message: int) -> Screen | None:
-        """Return the screen that the model has seen before a message, or None if there is none."""
+        """Return the screen before a message: the declared display, or else the screenshot that the
+        message refers to.
+
+        Returns None if there is neither.
+        """
         display, shot = tool.display, _current(shots, message)
         size = display or (None if shot is None else shot.size)
         if size is None:
@@ -154,7 +163,7 @@ class TranslateActions:
         index: int,
         shots: Sequence[Screenshot],
     ) -> Message:
-        """Return the model's turn with each action in the model's format."""
+        """Return the assistant message with each action in the model's format."""
         screen, actions = self._screen(translator.tool, shots, index), _actions(message)
         calls: list[dict[str, Any]] = []
         for number, call in enumerate(message.fields["tool_calls"]):
@@ -215,7 +224,7 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> Any:
 
 
 def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
-    """Return the screenshots, in order. Regions of the screen (results of `zoom`) and pages of
+    """Return the screenshots in order. Regions of the screen (results of `zoom`) and pages of
     documents are not screenshots.
     """
     zoomed = {
@@ -240,8 +249,8 @@ def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
 
 
 def _current(shots: Sequence[Screenshot], message: int) -> Screenshot | None:
-    """Return the screenshot that a message refers to. Results of calls take precedence over images
-    from the user.
+    """Return the screenshot that a message refers to, or None. Results of calls take precedence
+    over images from the user.
     """
     before = [each for each in shots if each.message < message]
     results = [each for each in before if each.answers]
@@ -263,7 +272,9 @@ def _cursor(messages: Sequence[Message]) -> Point | None:
 def _in_text(
     messages: Sequence[Message], written: WrittenActions, translator: ActionTranslator
 ) -> Iterator[Message]:
-    """Yield messages without tools: calls become the model's text, and results the user's."""
+    """Yield the messages without tool calls. Calls become text of the model, and results text of
+    the user.
+    """
     instruct = written.instruct(translator.words) if translator.tool.offered else ""
     for message in messages:
         if message.role == "assistant":

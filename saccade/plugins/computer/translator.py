@@ -28,13 +28,13 @@ from saccade.text.grammar.json_size import extent
 from saccade.text.grammar.tools import Tool
 
 UNSEEN = Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS))
-"""Used while there is no screenshot."""
+"""The screen that is used while there is no screenshot."""
 Call = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTranslator:
-    """Translates between one client's tool and one model's action format."""
+    """Translates actions between one client's tool and one model's action format."""
 
     form: ActionFormat
     tool: ActionTool
@@ -53,10 +53,10 @@ class ActionTranslator:
     # ---- tools
 
     def tools(self, screen: Screen | None, must: bool) -> tuple[Tool, ...]:
-        """Return the tools that the model sees, and that constrain its answer.
+        """Return the tools that the model sees and that constrain its answer.
 
-        screen: None before the first screenshot, when actions cannot have a position. must: an
-        action is required, so the model may not end the task instead.
+        screen: None before the first screenshot, when actions cannot have a position.
+        must: whether an action is required, so that the model may not end the task instead.
         """
         words = {
             name: word
@@ -98,7 +98,9 @@ class ActionTranslator:
     # ---- history
 
     def told(self, action: Action, theirs: ActionWords, screen: Screen | None) -> list[Call]:
-        """Translate a past action to the model's format, or leave it in the format of `theirs`."""
+        """Translate a past action to calls in the model's format. If that is impossible, return it
+        in the format `theirs`.
+        """
         if action.kind == "call":
             return [(f"{self._prefix}{action.name}", {**action.arguments})]
         seen = screen or UNSEEN
@@ -118,7 +120,7 @@ class ActionTranslator:
     # ---- answers
 
     def owns(self, name: str) -> bool:
-        """Return True if a call in an answer is for the client's tool."""
+        """Return True if a call with this name in an answer is for the client's tool."""
         return self.form.vocabulary.names(name) or self._member(name) is not None
 
     def _member(self, name: str) -> str | None:
@@ -126,7 +128,7 @@ class ActionTranslator:
         return member if name != member and member in self.tool.writes.functions else None
 
     def action(self, name: str, arguments: dict[str, Any], screen: Screen) -> Action:
-        """Translate a model's call to an action. Raises InvalidRequest."""
+        """Convert a model's call to an action. Raises InvalidRequest if it is invalid."""
         if (member := self._member(name)) is not None:
             return Action("call", name=member, arguments=arguments)
         action = self.form.vocabulary.read(name, arguments, "call")
@@ -149,7 +151,10 @@ class ActionReader:
         screen: Screen,
         cursor: Point | None,
     ) -> None:
-        """Start an answer. cursor: its last position; by default, the middle of the screen."""
+        """Start reading an answer.
+
+        cursor: the cursor's last position. By default, it is the middle of the screen.
+        """
         self._inner = inner
         self._translator = translator
         self._screen = screen

@@ -23,13 +23,15 @@ _USUAL: Mapping[str, Any] = {
 }
 """The default values of an action's attributes."""
 _ALWAYS = frozenset({"kind", "path"})
-"""Attributes that every word handles separately."""
+"""The attributes that every word reads and writes itself."""
 
 
 class WordField(Protocol):
-    """The meaning of one or more keys in an action's JSON.
+    """Represents attributes of an action as one or more keys of its JSON.
 
-    Implementations are frozen dataclasses. uses: the attributes of an action that it represents.
+    Implementations are frozen dataclasses.
+
+    uses: the names of the attributes that it represents.
     required: whether a model must set it.
     """
 
@@ -42,17 +44,22 @@ class WordField(Protocol):
     def required(self) -> bool: ...
 
     def read(self, given: Given, place: str) -> dict[str, Any]:
-        """Return attributes, with points under "path". Raises InvalidRequest with the key."""
+        """Return the attributes that the JSON `given` sets, with points under "path".
+
+        place: the path of the JSON in the request.
+
+        Raises InvalidRequest with the key.
+        """
         ...
 
     def write(self, action: Action, points: list[Point]) -> dict[str, Any] | None:
-        """Return JSON, or None if the action cannot be represented. Removes the points that it uses
-        from `points`.
+        """Return the keys and values that represent an action, or None if they cannot. Removes the
+        points that it uses from `points`.
         """
         ...
 
     def schemas(self, screen: Screen) -> Schemas:
-        """Return the schema of each key. `screen` bounds coordinates."""
+        """Return the schema of each key. The size of `screen` limits coordinates."""
         ...
 
     def sample(self) -> dict[str, Any]:
@@ -62,7 +69,7 @@ class WordField(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A type of action with its fields."""
+    """One type of action in a format, with its fields."""
 
     kind: Kind
     fields: tuple[WordField, ...] = ()
@@ -72,7 +79,9 @@ class Word:
     about: str = ""  # a description for the model
 
     def read(self, given: Given, place: str) -> Action:
-        """Read an action. Raises InvalidRequest with the key, below `place`."""
+        """Convert JSON to an action. Raises InvalidRequest with the path of the key, which is below
+        `place`.
+        """
         found: dict[str, Any] = {**self.fixed}
         path: tuple[Point, ...] = ()
         for each in self.fields:
@@ -103,14 +112,15 @@ class Word:
         return Action(self.kind, path, **found)
 
     def told_by(self, can: Callable[[Word], bool]) -> Word:
-        """Return the word without optional fields that another format cannot represent. `can`:
-        whether that format can represent a word.
+        """Return this word without the optional fields that another format cannot represent.
+
+        can: returns whether that format can represent a word.
         """
         kept = tuple(each for each in self.fields if each.required or can(self._needing(each)))
         return self if kept == self.fields else replace(self, fields=kept)
 
     def _needing(self, field: WordField) -> Word:
-        """Return the word with an optional field made required."""
+        """Return this word with one of its optional fields made required."""
         needed = replace(field, required=True)
         return replace(
             self, fields=tuple(needed if each is field else each for each in self.fields)
@@ -118,11 +128,13 @@ class Word:
 
     @property
     def points(self) -> bool:
-        """Whether it has a position."""
+        """Whether the action has a position."""
         return bool(self.sample().path)
 
     def schema(self, screen: Screen, key: str = "", value: str = "") -> Schemas:
-        """Return the schema of its JSON. If `key` is set, the schema requires `value` there."""
+        """Return the schema of the action's JSON. If `key` is set, the schema requires `value`
+        under this key.
+        """
         properties: Schemas = {key: {"const": value}} if key else {}
         required = [key] if key else []
         for each in self.fields:
@@ -137,7 +149,9 @@ class Word:
         }
 
     def _has(self, name: str, action: Action) -> bool:
-        """Return True if this word represents, implies or may ignore an attribute of the action."""
+        """Return True if this word represents, implies or may ignore the attribute `name` of the
+        action.
+        """
         if name in _ALWAYS or name in self.drops or any(name in each.uses for each in self.fields):
             return True
         value: object = getattr(action, name)
@@ -146,7 +160,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class ClientFunction:
-    """An ordinary function in a toolset. schema: the schema of its arguments."""
+    """A function in a toolset that is not an action.
+
+    schema: the JSON schema of its arguments.
+    """
 
     about: str
     schema: Mapping[str, Any]
@@ -154,7 +171,7 @@ class ClientFunction:
 
 @dataclass(frozen=True, slots=True)
 class ActionWords:
-    """An action format: words by name, in the order in which they are tried."""
+    """An action format. Its words, by name, are tried in order."""
 
     words: Mapping[str, Word]
     # the function whose argument `key` is the word. If empty, each word is a separate function.
@@ -168,7 +185,7 @@ class ActionWords:
         return name == self.tool if self.tool else name in self.words or name in self.functions
 
     def read(self, name: str, arguments: Given, place: str) -> Action:
-        """Read the action of a call. Raises InvalidRequest with the location of an error."""
+        """Convert a call to an action. Raises InvalidRequest with the location of an error."""
         if name in self.functions and not self.tool:
             return Action("call", name=name, arguments=arguments)
         word: Any = arguments.get(self.key) if self.tool else name
@@ -180,7 +197,9 @@ class ActionWords:
         return self.words[word].read(arguments, place)
 
     def write(self, action: Action) -> tuple[str, dict[str, Any]] | None:
-        """Return the call for an action, or None if no word can represent it."""
+        """Return the name and arguments of the call for an action, or None if no word can represent
+        it.
+        """
         if action.kind == "call":
             return (action.name, {**action.arguments}) if action.name in self.functions else None
         if (said := self._said(action)) is None:
@@ -189,7 +208,9 @@ class ActionWords:
         return (self.tool, {self.key: name, **told}) if self.tool else said
 
     def word(self, action: Action) -> tuple[str, dict[str, Any]]:
-        """Return the word for an action that was read with this format, and its fields."""
+        """Return the name and the fields of the word for an action that was read with this
+        format.
+        """
         said = self._said(action)
         assert said is not None
         return said
@@ -207,7 +228,11 @@ class ActionWords:
 
 
 def placed(action: Action, cursor: Point) -> Iterator[Action]:
-    """Yield an action unchanged, or with the cursor's position if it has none."""
+    """Yield the forms of an action to try: unchanged, then with the cursor's position if it needs a
+    position and has none.
+
+    A drag with only one point yields only the form that starts at the cursor.
+    """
     if action.kind == "drag" and len(action.path) == 1:
         yield _at(action, (cursor, *action.path))
         return

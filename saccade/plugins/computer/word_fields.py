@@ -1,4 +1,4 @@
-"""The fields of words in action formats: points in various shapes, keys, texts, amounts."""
+"""The types of fields in action formats: points in various formats, keys, strings, and amounts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def fault(place: str, key: str, expected: str, got: object) -> InvalidRequest:
 
 
 def coordinate(value: object, place: str, key: str) -> int:
-    """Read a coordinate. Raises InvalidRequest if it exceeds the maximum screen."""
+    """Parse a coordinate. Raises InvalidRequest if it exceeds the size of the largest supported
+    screen.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PIXELS:
@@ -167,7 +169,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A point, or a page element, as an object with a type. element: elements are allowed."""
+    """A point, or a page element, as an object with a type.
+
+    element: whether page elements are allowed.
+    """
 
     key: str
     element: bool = True
@@ -207,7 +212,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A page element, by its reference."""
+    """A page element, identified by its reference."""
 
     key: str
     required: bool = True
@@ -258,9 +263,9 @@ class WrittenPoint:
 
 
 def at_most(most: int) -> str:
-    """Return a regular expression for the integers from 0 to `most`.
+    """Return a regular expression that matches the integers from 0 to `most`.
 
-    An integer with the same number of digits is smaller if its first different digit is.
+    An integer with the same number of digits is smaller if its first different digit is smaller.
     """
     digits, found = str(most), [str(most)]
     for at, digit in enumerate(digits):
@@ -279,7 +284,7 @@ def at_most(most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A text: the value of one attribute."""
+    """The value of one attribute, as a string."""
 
     key: str
     attribute: str
@@ -311,7 +316,10 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of several values. values: maps the format's values to Saccade's."""
+    """One of several values.
+
+    values: maps the format's values to Saccade's.
+    """
 
     key: str
     attribute: str
@@ -344,7 +352,10 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Chord:
-    """Keys pressed together, as a list or as text. joint: the text between keys."""
+    """Keys pressed together, as a list or as one string.
+
+    joint: the separator between keys in a string.
+    """
 
     key: str
     spelling: Spelling
@@ -386,7 +397,10 @@ class Chord:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number from `least` to `most`. whole: it must be an integer."""
+    """A number from `least` to `most`.
+
+    whole: whether it must be an integer.
+    """
 
     key: str
     attribute: str
@@ -428,7 +442,7 @@ _WAYS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """Scrolling by direction and number of notches. The default number is `notches`."""
+    """Scrolling by a direction and a number of notches, which is `notches` by default."""
 
     direction: str
     amount: str = ""
@@ -469,8 +483,10 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Scrolled:
-    """Scrolling in pixels. keys: maps names to axes, 0 to the right and 1 down. sign: -1 if
-    positive values scroll up.
+    """Scrolling by pixels.
+
+    keys: the axis of each key: 0 scrolls to the right, 1 scrolls down.
+    sign: -1 if positive values scroll up.
     """
 
     keys: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Detects AMX, and returns its tile configurations."""
+"""Detects AMX, and creates its tile configurations."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ Pixels = npt.NDArray[np.uint8]
 Reals = npt.NDArray[np.float64]
 MAX_SHIFT = 22
 LARGEST = 1 << 15
-"""Weights below this fit in 16 bits."""
+"""Weights are rounded so that they are below this limit, and fit in 16 bits."""
 KEPT_SIZES = 16
-"""Number of cached AxisWeights: screenshots and video frames often have the same size."""
+"""Number of cached AxisWeights. Screenshots and video frames often have the same size."""
 
 
 def resize(target: Pixels, pixels: Pixels, mode: str) -> bool:
-    """Resize `pixels` to the size of `target`, and write the result there. Both are
-    [height, width, 3].
+    """Resize `pixels` to the size of `target`, and write the result to `target`. Both are [height,
+    width, 3].
 
     mode: one of FILTERS, named as in PyTorch's `interpolate`.
 
@@ -49,8 +49,9 @@ def resize(target: Pixels, pixels: Pixels, mode: str) -> bool:
 
 @lru_cache(KEPT_SIZES)
 def find_weights(size: int, wanted: int, mode: str, taps: int) -> AxisWeights:
-    """Return the weights that resize `size` pixels to `wanted` pixels. The number of weights per
-    target pixel is a multiple of `taps`.
+    """Return the weights that resize `size` pixels to `wanted` pixels.
+
+    taps: the number of weights per target pixel is a multiple of this.
     """
     reach, weigh = FILTERS[mode]
     scale = size / wanted
@@ -127,5 +128,6 @@ FILTERS: dict[str, tuple[float, Callable[[Reals], Reals]]] = {
     "bicubic": (2.0, _cubic),
     "lanczos": (3.0, _lanczos),
 }
-"""By mode: the radius of the filter in pixels of the smaller image, and the function of a distance.
+"""For each mode, the radius of the filter in pixels of the smaller image, and its value as a
+function of the distance.
 """

@@ -1,9 +1,9 @@
-"""Attention in bfloat16 on x86 CPUs with AMX or AVX512-BF16: of vision encoders within segments,
-and of language models causally over KV pages. LLVM compiles `attention_code.py` for each head size
-at first use.
+"""Attention in bfloat16 on x86 CPUs with AMX or AVX512-BF16. It is bidirectional within segments
+for vision encoders, and causal over KV pages for language models.
 
-Scores stay in a core's cache. Results are batch-invariant, and do not depend on the number of
-threads: a query's result depends only on the keys and values of its own segment or sequence.
+LLVM compiles `attention_code.py` for each head size at first use. Scores stay in a core's cache.
+Results are batch-invariant, and do not depend on the number of threads, because a query's result
+depends only on the keys and values of its own segment or sequence.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ from saccade.plugins.cpu.kernel import SHARED_VALUES, run_on_threads
 from saccade.plugins.cpu.machine_code import Function, compiled
 
 Isa = Literal["amx", "pairs"]
-"""Instructions to use: AMX's tiles, or AVX512-BF16's pairs."""
+"""The instructions that kernels use: AMX's tiles, or AVX512-BF16's pairs."""
 PACKED_VALUES = 1 << 23
-"""Maximum number of key values to pack at a time, but at least one head's. Bounds temporary memory.
+"""Maximum number of key values to pack at a time, but at least one head's. Bounds temporary
+memory.
 """
 MAX_PAGED_QUERIES = 32
-"""Maximum number of a sequence's tokens in a step for reading its KV pages in place. With more
-tokens, keys and values are packed first.
+"""Maximum number of a sequence's tokens in a step for which its KV pages are read in place. For
+more tokens, keys and values are packed first.
 """
 BF16 = torch.bfloat16
 KV_DTYPES = (BF16, FP8)
-"""Dtypes of keys and values. FP8 converts to bfloat16 exactly."""
+"""Supported dtypes of keys and values. FP8 is converted to bfloat16 exactly."""
 ZEROS = torch.zeros(MAX_HEAD, dtype=BF16)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Implement `long_attention.Softmax`. Imports the kernel at its first call, because few models
+    """Implement `long_attention.Softmax`. Imports the kernel at the first call, because few models
     need it.
     """
     from saccade.plugins.cpu.long_attention import softmax_to_bfloat16
@@ -86,7 +87,7 @@ def best_isa() -> Isa | None:
 def runs(dtype: torch.dtype, dim: int) -> bool:
     """Return True if `attend` supports queries of this dtype and head size on this machine.
 
-    Their keys and values may have any of `KV_DTYPES`.
+    Keys and values may have any of `KV_DTYPES`.
     """
     return dtype == BF16 and dim % 2 == 0 and 0 < dim <= MAX_HEAD and best_isa() is not None
 
@@ -94,7 +95,7 @@ def runs(dtype: torch.dtype, dim: int) -> bool:
 def takes(q: torch.Tensor) -> bool:
     """Return True if `attend` supports queries like q on this machine.
 
-    If so, it is the fastest implementation, except for a few rows with a few keys, which take some
+    `attend` is then the fastest implementation. Only for a few rows with a few keys, it takes some
     microseconds longer (decision 006).
     """
     return q.device.type == "cpu" and runs(q.dtype, q.shape[-1])
@@ -116,7 +117,8 @@ def attend_segments(
 def functions(dim: int, kind: Isa, kv_dtype: torch.dtype) -> Mapping[str, Function]:
     """Return the functions "pack" and "attend" for keys and values in `kv_dtype`.
 
-    Compiling takes a quarter of a second, once on a machine. Later processes load them from disk.
+    Compiling them takes a quarter of a second, once per machine. Later processes load them from
+    disk.
     """
     agreed = "attention_call", "llvm", "attention_pack"
     return compiled(NAMES, "attention_code", agreed, dim, kind, kv_dtype.itemsize)
@@ -124,13 +126,13 @@ def functions(dim: int, kind: Isa, kv_dtype: torch.dtype) -> Mapping[str, Functi
 
 @lru_cache(maxsize=16)
 def full_layout(rows: int, keys: int) -> KeyLayout:
-    """Return the layout for `rows` rows that attend to all `keys` keys."""
+    """Return the layout for `rows` rows that all attend to the same `keys` keys."""
     return _layout([(0, rows, keys, keys)], [np.arange(keys)])
 
 
 @lru_cache(maxsize=16)  # each layer of a vision encoder needs the same layout
 def segment_layout(lengths: tuple[int, ...]) -> KeyLayout:
-    """Return the layout for consecutive segments whose rows attend to all keys of their segment.
+    """Return the layout for consecutive segments. Rows attend to all keys of their segment.
 
     lengths: the number of rows in each segment.
     """
@@ -194,7 +196,8 @@ def attend(
     """Attend with q [T, Hq, D] to k, v [N, Hkv, D], which may be views with contiguous heads.
 
     Keys and values in FP8 are converted to bfloat16 as they are read. Results of rows that are not
-    in `layout` are undefined. kind: default: the best that this machine supports.
+    in `layout` are undefined. kind: the instructions to use. By default, the best that this machine
+    supports.
     """
     kind = kind or best_isa()
     assert kind is not None and runs(q.dtype, q.shape[2]) and scale > 0
@@ -266,8 +269,9 @@ def attend_pages(
     """Attend causally with q [T, Hq, D], a few tokens of each sequence, to keys and values in KV
     pages.
 
-    Results are bit-identical to the results of `attend`. table: from `paged_blocks`, for these
-    heads.
+    Results are bit-identical to the results of `attend`.
+
+    table: the result of `paged_blocks` for these rows.
     """
     count, heads, dim = q.shape
     kv_heads, kind = cache.keys.shape[1], best_isa()
@@ -313,7 +317,7 @@ def attend_pages(
 
 @cache
 def _factor(scale: float) -> int:
-    """Return the bits of the float32 factor that turns a score into an exponent of 2."""
+    """Return the float32 bits of the factor that converts a score to an exponent of 2."""
     return int(struct.unpack("<i", struct.pack("<f", scale * math.log2(math.e)))[0])
 
 

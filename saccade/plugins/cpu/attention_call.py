@@ -8,11 +8,11 @@ NAMES = ("pack", "attend")
 QUERY_BLOCK = 128
 """Query rows of a work block. They share the keys and values in a core's cache."""
 ROW_TILE = 32
-"""Query rows per matmul."""
+"""Number of query rows per matmul."""
 KEY_BLOCK = 512
-"""Keys scored before their values are read."""
+"""Number of keys that are scored before their values are read."""
 CHUNK = 64
-"""Keys are padded to a multiple of this."""
+"""The number of keys is padded to a multiple of this."""
 MAX_HEAD = 128
 FIELDS = (
     "next",  # the counter of claimed blocks: 0
@@ -44,11 +44,12 @@ FIELDS = (
     "nothing",  # zeros, one head's worth
     "tiles",  # AMX tile configuration
 )
-"""Arguments of a function. All are 64-bit integers; those from `q` on are addresses."""
+"""The arguments of a function. All are 64-bit integers. Those from `q` on are addresses."""
 POINTERS = frozenset(FIELDS[FIELDS.index("q") :])
 BLOCK_FIELDS = ("first", "count", "chunk", "keys", "seen")
-"""Description of a block: its first row, number of rows (each stands for `fold` heads), first chunk
-of keys, number of keys, and the number of them that the first row sees. Every further row sees one
-more. With KV pages, `chunk` is the index of the first page in the page table.
+"""The fields that describe a block: its first row, the number of rows (each stands for `fold`
+heads), the first chunk of keys, the number of keys, and how many of them the first row attends to.
+Each further row attends to one more key. With KV pages, `chunk` is the index of the first page in
+the page table.
 """
 Call = ctypes.c_int64 * len(FIELDS)

@@ -1,8 +1,8 @@
 """LLVM IR for attention in bfloat16 on x86 CPUs with AMX or AVX512-BF16.
 
-The reduction order of a query depends only on its own sequence: keys are processed in blocks of
-KEY_BLOCK from the first on, so results are batch-invariant. Imported only to compile, where
-llvmlite is installed.
+Keys are processed in blocks of KEY_BLOCK, starting with the first. So the reduction order of a
+query depends only on its own sequence, and results are batch-invariant. Imported only to compile,
+where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from saccade.plugins.cpu.vnni_call import LANES
 
 Isa = Literal["amx", "pairs"]
 EXPONENTIAL = (1.0000026, 0.69300383, 0.24144275, 0.052011464, 0.013534168)
-"""Polynomial for 2 ** x on [0, 1], with a relative error of 2.6e-6."""
+"""Coefficients of a polynomial for 2 ** x on [0, 1], with a relative error of 2.6e-6."""
 SCORES_ROW, WEIGHTS_ROW = KEY_BLOCK * 4 + CACHE_LINE_BYTES, KEY_BLOCK * 2 + CACHE_LINE_BYTES
 """Row strides in bytes, padded by a cache line to avoid set conflicts."""
 MIN_TOTAL = 1e-30
@@ -80,13 +80,15 @@ BANDS = (
     (2 * AVX512_ROWS, 2),
     (ROW_TILE, ROW_TILE // AVX512_ROWS),
 )
-"""Row counts that matmuls are emitted for, and the number of bands each is split into."""
+"""Numbers of rows for which matmuls are emitted, and the number of bands into which each is
+split.
+"""
 
 
 def assembly(triple: str, dim: int, kind: Isa, item: int) -> str:
     """Return LLVM IR for all functions, for heads of size `dim`.
 
-    item: bytes per value in the KV cache.
+    item: the number of bytes per value in the KV cache.
     """
     module = ir.Module()
     module.triple = triple
@@ -209,7 +211,9 @@ class _Attend:
         outer.close()
 
     def _pack_own(self, start: Value, width: Value) -> None:
-        """Pack `width` of the block's keys from `start` on, prefetching one chunk ahead."""
+        """Emit code that packs `width` of the block's keys from `start` on. It prefetches one chunk
+        ahead.
+        """
         b, args, block = self._b, self._args, self._block
         pack_chunk, find, fetch = self._pack
         width = _round_up(b, width, CHUNK)
@@ -232,7 +236,9 @@ class _Attend:
         loop.close()
 
     def _attend_chunk(self, chunk: Value, start: Value, first: Value, width: Value) -> None:
-        """Attend with up to ROW_TILE rows from `first` on to `width` keys from `start` on."""
+        """Emit code that attends with up to ROW_TILE rows from `first` on to `width` keys from
+        `start` on.
+        """
         b, (q_row, out_row) = self._b, self._strides
         rows = _least(b, b.sub(self._count, first), i64(ROW_TILE))
         queries, sums, scores, weights, tops, totals = self._buffers
@@ -343,7 +349,7 @@ def _reduce_lanes(b: Value, vector: Value, join: Callable[[Value, Value], Value]
 
 
 class _Exponential:
-    """Emits 2 ** x, for values not much above 0."""
+    """Emits code for 2 ** x, for values not much above 0."""
 
     def __init__(self, module: Value, b: Value) -> None:
         self._b = b
@@ -443,7 +449,9 @@ def _rescale(
     sum_: Value,
     columns: int,
 ) -> None:
-    """Add the new weights to the row's total. If the maximum changed, rescale the earlier ones."""
+    """Emit code that adds the new weights to the row's total and, if the maximum has changed,
+    rescales the earlier ones.
+    """
     old_total = load(b, V16F32, total, 0, CACHE_LINE_BYTES)
     new, old = b.append_basic_block(), b.append_basic_block()
     b.cbranch(b.extract_element(changed, ir.Constant(I32, 0)), new, old)
@@ -459,7 +467,8 @@ def _rescale(
 
 
 class _MatMul:
-    """Multiplies rows with packed tiles, with the smallest variant for the number of rows.
+    """Emits multiplications of rows with packed tiles, using the smallest variant for the number of
+    rows.
 
     All variants have the same reduction order, so results are bit-identical.
     """
@@ -486,7 +495,9 @@ class _MatMul:
             self._variants.append((most, function))
 
     def __call__(self, b: Value, rows: Value, arguments: Sequence[Value]) -> None:
-        """Multiply the first `rows` rows. May multiply further ones, up to ROW_TILE."""
+        """Emit code that multiplies the first `rows` rows. It may multiply further rows, up to
+        ROW_TILE.
+        """
         after = b.append_basic_block()
         for most, function in self._variants[:-1]:
             few, more = b.append_basic_block(), b.append_basic_block()
@@ -575,7 +586,7 @@ def _avx512_matmul(
     )
 
     def step(sums: list[Value], left: Value, right: list[Value]) -> list[Value]:
-        """Multiply one tile: 16 pairs, four per iteration."""
+        """Emit the multiplication of one tile: 16 pairs, four per iteration."""
         loop = Loop(b, i64(4), sums)
         sums = list(loop.values)
         for pair in range(4):

@@ -60,7 +60,7 @@ def new_function(module: Value, name: str, *kinds: Value) -> tuple[Value, list[V
 def next_head_block(
     task: WorkQueue, on_exit: Callable[[], object] = lambda: None
 ) -> tuple[Value, Value]:
-    """Claim a work block, and return its (head, block).
+    """Emit code that claims a work block, and return the block's (head, block).
 
     If blocks pack their own keys, consecutive work blocks are the heads of one block, so its rows
     stay in cache.
@@ -80,7 +80,8 @@ def packs_own_keys(task: WorkQueue) -> Value:
 def masked_load(
     b: Value, module: Value, pointer: Value, valid: int, lanes: int, item: int = 2
 ) -> Value:
-    """Load `valid` values into a bfloat16 vector with `lanes` lanes, padded with zeros.
+    """Emit code that loads `valid` values into a bfloat16 vector with `lanes` lanes, padded with
+    zeros.
 
     item: bytes per value: 2 for bfloat16, or 1 for FP8, which is converted.
     """
@@ -97,7 +98,7 @@ def masked_load(
 
 
 def _bf16_vector(b: Value, eights: Value) -> Value:
-    """Convert FP8 (e4m3) to bfloat16 bits. The conversion is exact."""
+    """Emit the conversion of FP8 (e4m3) to bfloat16 bits. It is exact."""
     ints, floats = (ir.VectorType(kind, eights.type.count) for kind in (I32, F32))
     wide = b.zext(eights, ints)
     amount = b.and_(wide, splat(ints, FP8_MAGNITUDE))
@@ -112,7 +113,7 @@ def _bf16_vector(b: Value, eights: Value) -> Value:
 
 
 def make_pack(module: Value, dim: int, pack_chunk: Value) -> None:
-    """Emit the function `pack`. A work block is a chunk of one head's keys."""
+    """Emit the function `pack`. One work block is a chunk of one head's keys."""
     task = WorkQueue(module, "pack", FIELDS, POINTERS)
     head, chunk = next_head_block(task)
     index = task.b.add(task.b.mul(head, task.args["chunks"]), chunk)
@@ -243,7 +244,9 @@ def make_pack_chunk(module: Value, dim: int, item: int) -> Value:
 
 
 def _transpose(b: Value, lines: list[Value]) -> list[Value]:
-    """Transpose a 16 x 16 matrix in four steps, which swap blocks of size 1, 2, 4 and 8."""
+    """Emit the transposition of a 16 x 16 matrix in four steps, which swap blocks of size 1, 2, 4
+    and 8.
+    """
     for size in (1, 2, 4, 8):
         low = [lane if not lane & size else lane - size + 16 for lane in range(16)]
         high = [lane + size if not lane & size else lane + 16 for lane in range(16)]

@@ -1,4 +1,4 @@
-"""Describes the backend for x86 CPUs. Start-up and image workers import it without PyTorch."""
+"""Describes the backend for x86 CPUs to start-up and image workers. Does not import PyTorch."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Operation:
         named: Mapping[str, Any],
         results: Sequence[torch.Tensor],
     ) -> Operation:
-        """Return the operation, as its `out=` variant if there is one."""
+        """Return the captured call, as the operation's `out=` variant if there is one."""
         target = _out_variant(function)
         if target is None or len(results) != 1:
             return cls(function, given, named, results)
@@ -102,8 +102,8 @@ class Calls:
 
 
 class BufferPool:
-    """Memory for the tensors of a capture. A released block is reused for the next tensor of its
-    size.
+    """Provides memory for the tensors of a capture. A released block is reused for the next tensor
+    of the same size.
 
     So the layers of a model share the same blocks, which stay in a core's cache.
     """
@@ -117,7 +117,7 @@ class BufferPool:
         return sum(block.nbytes for block in self._blocks)
 
     def lend(self, like: torch.Tensor) -> torch.Tensor:
-        """Return an uninitialized tensor with the shape, strides and dtype of this one."""
+        """Return an uninitialized tensor with the shape, strides and dtype of `like`."""
         nbytes = like.untyped_storage().nbytes()
         size = -(-max(1, nbytes) // ALIGNMENT) * ALIGNMENT
         free = self._free[size]
@@ -135,10 +135,11 @@ class BufferPool:
 
 
 class CapturedWork(TorchDispatchMode):
-    """The captured calls of `work`, which `replay` repeats on the same memory.
+    """The captured calls of a function. `replay` repeats them on the same memory.
 
-    The constructor runs `work` once to capture it. Tensors that exist before are used in place, so
-    their owners must not move them. Raises CaptureError if a call may depend on a tensor's values.
+    The constructor runs the function `work` once to capture it. Tensors that exist before are used
+    in place, so their owners must not move them. Raises CaptureError if a call may depend on a
+    tensor's values.
     """
 
     def __init__(self, work: Work) -> None:
@@ -159,7 +160,8 @@ class CapturedWork(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that PyTorch does not import its compiler to disable it in this mode.
+        """Return False, so that PyTorch does not import its compiler only to disable it in this
+        mode.
 
         The import would delay the first response by a second.
         """
@@ -231,7 +233,9 @@ def _tensors(made: object) -> list[torch.Tensor]:
 
 @cache
 def _out_variant(function: Any) -> tuple[Any, str] | None:
-    """Return an operation's `out=` variant and the name of its output argument, or `None`."""
+    """Return the `out=` variant of an operation and the name of its output argument, or `None` if
+    there is none.
+    """
     taken = [(argument.name, str(argument.type)) for argument in function._schema.arguments]
     packet = function.overloadpacket
     for name in packet.overloads():

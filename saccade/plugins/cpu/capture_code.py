@@ -1,14 +1,16 @@
-"""The loop that replays captured calls, as LLVM IR."""
+"""LLVM IR for the loop that replays captured calls."""
 
 from __future__ import annotations
 
 NAME = "run_calls"
 HEADER = ("next", "count", "parallel")
-"""First fields of a table of calls: 0, the number of calls, and the address of GOMP_parallel, or 0
-if there is none. The entries of the calls follow.
+"""The first fields of a table of calls: 0, the number of calls, and the address of GOMP_parallel,
+or 0 if there is none. The entries for the calls follow.
 """
 ENTRY = ("function", "call", "threads")
-"""Fields of a call: the function's address, its arguments' address, and the number of threads."""
+"""The fields of an entry: the addresses of the function and of its arguments, and the number of
+threads.
+"""
 
 TEXT = """
 define void @run_calls(ptr %record) {

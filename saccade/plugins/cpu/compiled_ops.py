@@ -19,10 +19,10 @@ ATEN = torch.ops.aten
 BF16 = torch.bfloat16
 
 MachineCall = tuple[Any, list[int]]
-"""A compiled function, and its arguments."""
+"""A compiled function and its arguments."""
 CompiledOp = Callable[..., Sequence[MachineCall]]
-"""Takes the result of a PyTorch operation, then its arguments. Returns the calls that compute the
-result, or none if these arguments are not supported.
+"""A function of the result and the arguments of a PyTorch operation. Returns the calls that compute
+the result, or none if it does not support these arguments.
 """
 
 
@@ -31,7 +31,8 @@ def find_compiled_op(
 ) -> Sequence[MachineCall]:
     """Return the calls that replace a PyTorch operation, or none if PyTorch must run it.
 
-    given, named: its positional and keyword arguments.
+    given: its positional arguments.
+    named: its keyword arguments.
     """
     twin = COMPILED_OPS.get(function)
     if twin is None or named or len(results) != 1 or not results[0].is_contiguous():

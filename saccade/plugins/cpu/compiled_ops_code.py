@@ -26,7 +26,7 @@ def gather(lane: int) -> Body:
     """Return the body that gathers rows or columns of a matrix by index.
 
     result[row, column] is source[index[row], column], or source[row, index[column]] if `across`.
-    lane: size of a value in units of 16 bits.
+    lane: the size of a value in units of 16 bits.
     """
 
     def gather(block):

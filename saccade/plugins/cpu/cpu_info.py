@@ -1,5 +1,5 @@
-"""CPU features from /proc/cpuinfo: for compiled code that is cached on disk, and for
-processes without PyTorch and LLVM.
+"""Reads CPU features from /proc/cpuinfo, for the cache keys of compiled code, and for processes
+without PyTorch and LLVM.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
-"""Fields that determine which code a CPU needs."""
+"""The fields that determine which code a CPU needs."""
 MAX_BYTES = 1 << 14
-"""More than one CPU's entry. Reading more of the file is slow, because Linux then queries the speed
-of each core.
+"""Maximum bytes to read, which exceeds the entry of one CPU. Reading the whole file is slow,
+because Linux then queries the speed of each core.
 """
 
 
@@ -31,10 +31,10 @@ def first_processor() -> Mapping[str, str]:
 
 @cache
 def flags() -> frozenset[str]:
-    """Return the instruction set extensions that the CPU supports, by their names in Linux."""
+    """Return the instruction set extensions that the CPU supports, with Linux's names."""
     return frozenset(first_processor().get("flags", "").split())
 
 
 def describe() -> str:
-    """Return text that differs between CPUs that need different code."""
+    """Return a string that differs between CPUs that need different code."""
     return "\n".join(f"{name}: {first_processor().get(name, '')}" for name in IDENTITY)

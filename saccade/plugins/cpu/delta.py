@@ -1,5 +1,5 @@
-"""The gated delta rule of `reference/delta.py`, and its convolution, gates and norm, in bfloat16 on
-CPUs.
+"""Computes the gated delta rule of `reference/delta.py`, and its convolution, gates and norm, in
+bfloat16 on CPUs.
 
 Tokens are computed one after another, both in prefill and in decode. So results are batch-invariant
 and do not depend on chunk boundaries. Imported only if used (`ops.X86Ops`).
@@ -23,8 +23,8 @@ from saccade.plugins.cpu.numba_call import CHANNELS, COLUMNS, NO_SLOT
 class SequentialRows(StateRows):
     """Rows of a batch. Kernels read them from the batch's tensors, so `host` is empty."""
 
-    # [R] int64: the slot that each row's final state is also copied to, or `NO_SLOT`. `None`: none
-    # is copied.
+    # [R] int64: for each row, the slot of an additional copy of its final state, or `NO_SLOT`.
+    # `None`: no state is copied.
     keeps: torch.Tensor | None = None
 
     @classmethod
@@ -37,14 +37,14 @@ class SequentialRows(StateRows):
     def with_kept(self, kept: Mapping[int, int]) -> SequentialRows:
         """Return the same rows, with copies of the final states of some.
 
-        kept: the target slot, by the index of the row's first token in the batch.
+        kept: maps the index of a row's first token in the batch to the slot for the copy.
         """
         lines = [kept.get(start, NO_SLOT) for start in self.q_starts[:-1].tolist()]
         return replace(self, keeps=torch.tensor(lines))
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Addresses and sizes of the rows, as kernel arguments."""
+        """The addresses and sizes of the rows, as kernel arguments."""
         parts = self.q_starts, self.kv_lengths, self.lines
         keeps = 0 if self.keeps is None else self.keeps.data_ptr()
         return *(part.data_ptr() for part in parts), keeps, len(self.kv_lengths)
@@ -58,7 +58,7 @@ def _delta_gates() -> Kernel:
 def compiled_delta_gates(
     both: torch.Tensor, bias: torch.Tensor, rate: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compiled equivalent of `reference.delta.delta_gates`."""
+    """Compute `reference.delta.delta_gates`."""
     assert both.is_contiguous() and bias.is_contiguous() and rate.is_contiguous()
     tokens, heads = len(both), len(bias)
     decay, beta = torch.empty((2, tokens, heads))
@@ -80,7 +80,7 @@ def compiled_conv(
     *,
     silu: bool = True,
 ) -> torch.Tensor:  # [T, C]
-    """Compiled equivalent of `reference.delta.causal_conv`."""
+    """Compute `reference.delta.causal_conv`."""
     assert isinstance(rows, SequentialRows)
     assert x.stride(1) == 1 and weight.is_contiguous() and states[0].is_contiguous()
     taps, channels = weight.shape
@@ -108,9 +108,7 @@ def compiled_delta(
     states: torch.Tensor,
     rows: StateRows,
 ) -> torch.Tensor:  # [T, Hv, Dv]
-    """Compiled equivalent of `reference.delta.gated_delta`. q, k and v must be columns of one
-    tensor.
-    """
+    """Compute `reference.delta.gated_delta`. q, k and v must be columns of one tensor."""
     assert isinstance(rows, SequentialRows)
     tokens, heads, value_dim = v.shape
     key_heads, key_dim = q.shape[1:]
@@ -142,7 +140,7 @@ def _gated_rms_norm() -> Kernel:
 def compiled_gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Compiled equivalent of `Ops.gated_rms_norm`, for x [T, H, D]."""
+    """Compute `Ops.gated_rms_norm` for x [T, H, D]."""
     assert x.is_contiguous() and gate.stride()[1:] == x.stride()[1:] and weight.is_contiguous()
     tokens, heads, dim = x.shape
     out = torch.empty_like(x)

@@ -35,13 +35,13 @@ from saccade.plugins.cpu.kernel_object import Body
 from saccade.plugins.cpu.llvm import broadcast
 
 LOG1P = 1 / 15, 1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0
-"""Series of log((1 + z) / (1 - z)) / (2 z) in powers of z^2, the highest power first. For z up to
-1/3, the relative error is 1e-8.
+"""Coefficients of log((1 + z) / (1 - z)) / (2 z) in powers of z^2, the highest power first. For z
+up to 1/3, the relative error is 1e-8.
 """
 
 
 def delta_gates() -> Body:
-    """Return the kernel's body. A work item is a token."""
+    """Return the body of the kernel for `delta_gates`. One work item is one token."""
     factors = tuple(np.float32(factor) for factor in LOG1P)
 
     def delta_gates(block):
@@ -72,7 +72,8 @@ def delta_gates() -> Body:
 
 
 def causal_conv(taps: int, width: int, silu: bool) -> Body:
-    """Return the kernel's body. A work item is up to `width` channels, for all rows.
+    """Return the body of the kernel for `causal_conv`. One work item is up to `width` channels, for
+    all rows.
 
     Each token runs the same instructions at any position in its row, so results do not depend on
     chunk boundaries.
@@ -194,7 +195,8 @@ def _pass_over(key_dim: int, width: int):
 
 
 def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
-    """Return the kernel's body. A work item is `width` columns of a head's states, for all rows.
+    """Return the body of the kernel for `gated_delta`. One work item is `width` columns of a head's
+    states, for all rows.
 
     Tokens are computed one after another, so results do not depend on chunk boundaries.
     """
@@ -307,7 +309,7 @@ def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
 
 
 def gated_rms_norm() -> Body:
-    """Return the kernel's body. A work item is a token."""
+    """Return the body of the kernel for `gated_rms_norm`. One work item is one token."""
 
     def gated_rms_norm(block):
         x, gate, weight, out = (

@@ -21,8 +21,8 @@ from saccade.plugins.cpu.machine_code import Function, compiled
 from saccade.plugins.cpu.panels import empty_words, padded_bias, portions_of
 
 PORTION_VALUES = 5 << 17
-"""Input values of a work block. Most of them stay in L2 while all panels are multiplied (measured:
-decision 007).
+"""Number of input values in a work block. Most of them stay in L2 while all panels are multiplied
+(measured: decision 007).
 """
 MIN_ROWS = 2 * BLOCK
 """Minimum number of rows in a work block. Smaller blocks would read the matrix more often."""
@@ -30,13 +30,16 @@ MIN_ROWS = 2 * BLOCK
 
 @cache
 def gemm_function(tiled: bool) -> Function:
-    """Return the compiled GEMM, which is cached on disk. tiled: use AMX instead of AVX512."""
+    """Return the compiled GEMM. Its code is cached on disk.
+
+    tiled: whether to use AMX instead of AVX512.
+    """
     return compiled((NAME,), "dense_code", ("dense_call", "llvm"), tiled)[NAME]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePanels(Matrix):
-    """A packed DenseMatrix."""
+    """A DenseMatrix whose weights are packed in panels."""
 
     words: (
         torch.Tensor

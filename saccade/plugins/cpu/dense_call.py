@@ -6,17 +6,19 @@ import ctypes
 
 NAME = "product"
 PANEL = 32
-"""Outputs packed together: for each pair of inputs, one 32-bit word per output."""
+"""Number of outputs that are packed together: for each pair of inputs, one 32-bit word per
+output.
+"""
 ROWS = 8
 """Maximum rows per step with AVX512."""
 TILE_ROWS = 16
 """Maximum rows of an AMX tile."""
 BLOCK = 2 * TILE_ROWS
-"""Rows per step with AMX."""
+"""Number of rows per step with AMX."""
 TILE_INPUTS = 32
-"""Inputs of a tile. Matrices are padded to a multiple."""
+"""Number of inputs in a tile. The inputs of matrices are padded to a multiple of it."""
 PREFETCH_BYTES = 4096
-"""Prefetch distance (measured: decision 007)."""
+"""Prefetch distance in bytes (measured: decision 007)."""
 FIELDS = (
     "next",  # the counter of claimed blocks: 0
     "panels",
@@ -32,6 +34,6 @@ FIELDS = (
     "first_setting",  # tile configuration for full blocks, or for all rows if they are fewer
     "last_setting",  # tile configuration for the last rows, if they do not fill a block
 )
-"""Arguments of the function. All are 64-bit integers; those from `rows` on are addresses."""
+"""The arguments of the function. All are 64-bit integers. Those from `rows` on are addresses."""
 POINTERS = frozenset(FIELDS[FIELDS.index("rows") :])
 Call = ctypes.c_int64 * len(FIELDS)

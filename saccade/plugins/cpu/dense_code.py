@@ -55,7 +55,7 @@ PANEL_VECTORS = STRIDE // CACHE_LINE_BYTES
 BLOCK_BYTES = BLOCK * STRIDE
 """Size in bytes of the accumulators of a block."""
 UNROLLED = 4
-"""Pairs of inputs per loop iteration with AVX512."""
+"""Number of pairs of inputs per loop iteration with AVX512."""
 EPILOGUE_ROWS = 2
 """Number of rows of the previous block that are stored in each step, while AMX multiplies."""
 OUTPUTS = ir.VectorType(I16, PANEL)
@@ -63,9 +63,9 @@ OUTPUTS = ir.VectorType(I16, PANEL)
 
 
 def assembly(triple: str, tiled: bool) -> str:
-    """Return LLVM IR for the GEMM. A work block is one panel and `portion` rows.
+    """Return LLVM IR for the GEMM. One work block is one panel and `portion` rows.
 
-    tiled: use AMX instead of AVX512.
+    tiled: whether to use AMX instead of AVX512.
     """
     module = ir.Module()
     module.triple = triple
@@ -75,7 +75,10 @@ def assembly(triple: str, tiled: bool) -> str:
 
 class _WorkItem:
     def __init__(self, task: WorkQueue, on_exit: Callable[[], object] = lambda: None) -> None:
-        """Claim a block. on_exit: as in `WorkQueue.next_block`."""
+        """Emit code that claims a work block.
+
+        on_exit: as in `WorkQueue.next_block`.
+        """
         b, args = task.b, task.args
         item = task.next_block(b.mul(args["panels"], args["portions"]), on_exit)
         first = mul(b, b.urem(item, args["panels"]), PANEL)
@@ -167,7 +170,9 @@ def _amx_gemm(module: Value) -> None:
     blocks, over = b.udiv(item.count, i64(BLOCK)), b.urem(item.count, i64(BLOCK))
 
     def arguments_of(block: Value, odd: Value) -> tuple[list[Value], list[Value]]:
-        """Return the arguments for a block's GEMM, and for the previous block's epilogue."""
+        """Return the arguments for multiplying a block, and for the epilogue of the
+        previous block.
+        """
         buffers = [b.select(odd, *places) for places in (task.scratch[::-1], task.scratch)]
         before = ptr_add(b, item.target, mul(b, b.sub(block, i64(1)), BLOCK, step))
         source = ptr_add(b, item.rows, mul(b, block, BLOCK, stride))
@@ -175,7 +180,7 @@ def _amx_gemm(module: Value) -> None:
         return arguments_of, [buffers[1], item.bias, before, step, item.outputs]
 
     def store_block(block: Value, rows: Value) -> None:
-        """Store the last block. No further GEMM can overlap with it."""
+        """Emit code that stores the last block. No further multiplication can overlap with it."""
         sums = arguments_of(block, _is_odd(b, block))[0][2]
         source = ptr_add(b, item.target, mul(b, block, BLOCK, step))
         _Epilogue(module, b, item.bias, item.outputs).store_rows(sums, source, rows, step)
@@ -214,9 +219,9 @@ def _multiply_tiles(
 ) -> Value:
     """Emit a function that computes sums [rows, PANEL] = rows [rows, inputs] @ a panel.
 
-    tall: the number of tiles of rows.
-    prefetches: also prefetch the panel.
-    has_epilogue: also store the results of the previous block.
+    tall: the number of row tiles.
+    prefetches: whether to prefetch the panel, too.
+    has_epilogue: whether to store the results of the previous block, too.
 
     Its arguments: (rows, panel, sums, inputs). With an epilogue, the arguments for the previous
     block follow: (sums, bias, target, target's row stride, remaining outputs)
@@ -279,10 +284,10 @@ def _multiply_tiles(
 
 
 class _Epilogue:
-    """Adds the bias to accumulators, and stores them as bfloat16."""
+    """Emits code that adds the bias to accumulators, and stores them as bfloat16."""
 
     def __init__(self, module: Value, b: Value, bias: Value, remaining: Value) -> None:
-        """Load the bias, and compute the mask of the remaining outputs."""
+        """Emit code that loads the bias, and computes the mask of the remaining outputs."""
         self._b = b
         self._bias = [
             load(b, V16F32, bias, wide * CACHE_LINE_BYTES) for wide in range(PANEL_VECTORS)
@@ -298,14 +303,20 @@ class _Epilogue:
         self._mask = b.icmp_signed("<", ir.Constant(OUTPUTS, list(range(PANEL))), every_lane)
 
     def store_row(self, sums: Sequence[Value], target: Value) -> None:
-        """Store one row. sums: the vectors of its accumulators."""
+        """Emit code that stores one row.
+
+        sums: the vectors of its accumulators.
+        """
         b = self._b
         low, high = (b.fadd(total, bias) for total, bias in zip(sums, self._bias))
         rounded = b.bitcast(b.call(self._round, [high, low]), OUTPUTS)
         b.call(self._store, [rounded, target, ir.Constant(I32, 1), self._mask])
 
     def store_accumulators(self, sums: Value, target: Value) -> None:
-        """Store one row. sums: a pointer to its accumulators."""
+        """Emit code that stores one row.
+
+        sums: a pointer to its accumulators.
+        """
         self.store_row(
             [
                 load(self._b, V16F32, sums, wide * CACHE_LINE_BYTES, CACHE_LINE_BYTES)
@@ -315,7 +326,10 @@ class _Epilogue:
         )
 
     def store_rows(self, sums: Value, target: Value, count: Value, stride: Value) -> None:
-        """Store `count` rows, at least one. stride: the target's row stride in bytes."""
+        """Emit code that stores `count` rows, at least one.
+
+        stride: the target's row stride in bytes.
+        """
         b = self._b
         loop = Loop(b, count)
         accumulators = ptr_add(b, sums, mul(b, loop.index, STRIDE))

@@ -1,5 +1,5 @@
 """A cache on disk for compiled code and the results of start-up measurements. The key of a file is
-a text (`words`) that covers all inputs of its content.
+a string (`words`) that identifies everything its content depends on.
 
 The least recently used files are removed to limit the size of the directory. A file begins with a
 digest of its name and content, so an incomplete or foreign file counts as missing. If the disk
@@ -23,24 +23,28 @@ from saccade.core.private_folder import PrivateFolder, cache_folder, private_fol
 FOLDER = "code"
 NAME = re.compile("[0-9a-f]{64}")
 MAX_BYTES = 64 << 20
-"""Maximum size of all files. The files of a model take less than a megabyte."""
+"""Maximum total size of the files in bytes. The files for a model take less than a megabyte."""
 DIGEST_BYTES = 32
 LOCK_FILE = "making"
-"""Name of the lock file. To create a file, a process locks one byte of it, at an offset that it
-derives from the file's name.
+"""Name of the lock file. To create a file, a process locks one byte of the lock file, at an offset
+derived from the created file's name.
 """
 MAX_SECONDS = 30.0
-"""Maximum wait for another process. A kernel compiles in a second or two; a process that takes
-longer was probably stopped.
+"""Maximum seconds to wait for another process. A kernel compiles in a second or two, so a process
+that takes longer was probably stopped.
 """
 POLL_SECONDS = 0.01
 LOCK_DIGITS = 15
-"""Hexadecimal digits of a name that form the offset of its lock. An offset has 63 bits."""
+"""Number of hexadecimal digits in a file's name that form the offset of its lock. An offset has 63
+bits.
+"""
 
 
 @dataclass(slots=True)
 class UsedFiles:
-    """Names of the files that this process created, and of those that it found."""
+    """Names of the files that this process has created (`made`), and of those that existed
+    (`found`).
+    """
 
     made: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -50,7 +54,9 @@ USED_FILES = UsedFiles()
 
 
 def get_or_create(words: str, make: Callable[[], bytes]) -> bytes:
-    """Return the cached content for the key `words`, or create and cache it."""
+    """Return the content that is cached under the key `words`, or call `make` and cache its
+    result.
+    """
     content = load(words)
     if content is not None:
         return content
@@ -108,7 +114,7 @@ def _lock(file: int, place: int) -> bool:
 
 
 def load(words: str) -> bytes | None:
-    """Return the cached content for the key `words`, or `None`."""
+    """Return the content that is cached under the key `words`, or `None`."""
     name = file_name(words)
     with suppress(OSError), _folder() as folder:
         content = _read(folder, name)

@@ -30,15 +30,17 @@ declare, local, count_up = (
     cgutils.alloca_once_value,
     cgutils.for_range,
 )
-"""Emit an LLVM function declaration, a local variable, and a loop from 0."""
+"""Functions that emit an LLVM function declaration, a local variable, and a loop from 0."""
 FASTMATH_FLAGS = {"reassoc", "contract", "nsz"}
-"""Let the compiler reassociate sums. Their order is fixed once the code is compiled."""
+"""Allow the compiler to reassociate sums. Their order is fixed once the code is compiled."""
 Block = types.CPointer(types.int64)
 I16, I32, F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
-    """Compile `body(block)`, and return an object file with a C function `name(block)`."""
+    """Compile `body(block)`, and return an object file that exports it as the C function
+    `name(block)`.
+    """
     flags = Flags()
     flags.fastmath = FastMathOptions(FASTMATH_FLAGS)
     flags.error_model = "numpy"
@@ -52,7 +54,7 @@ def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
 
 
 def _with_entry(name: str, made: Any) -> bytes:
-    """Return a function's object file, with a C entry point `name`."""
+    """Return a compiled function as an object file, with a C entry point `name`."""
     library = made.library
     library._optimize_final_module()  # before the entry point is added, which would change results
     module = library.create_ir_module(name)
@@ -71,7 +73,7 @@ def _with_entry(name: str, made: Any) -> bytes:
 
 @intrinsic
 def next_item(context, block):
-    """Claim the next item: an atomic fetch-add."""
+    """Claim the next work item with an atomic fetch-add, and return its index."""
 
     def build(context, builder, signature, arguments):
         one = ir.Constant(ir.IntType(64), 1)
@@ -138,7 +140,7 @@ def bf16_to_f32(context, half):
 
 @intrinsic
 def f32_to_bf16(context, number):
-    """Round to nearest even. NaN stays NaN."""
+    """Convert float32 to bfloat16, rounding to nearest even. NaN stays NaN."""
 
     def build(context, builder, signature, arguments):
         (number,) = arguments
@@ -173,7 +175,7 @@ def _select(sign):
 
 
 minimum, maximum = _select("<"), _select(">")
-"""These compile faster than Numba's own min and max."""
+"""Minimum and maximum. They compile faster than Numba's own min and max."""
 
 
 def _float32(value):
@@ -182,7 +184,7 @@ def _float32(value):
 
 @intrinsic
 def exponential(context, x):
-    """Compute exp(x) to a relative error of 2e-7, inline. Numba's own exp calls a function."""
+    """Compute exp(x) inline, with a relative error of 2e-7. Numba's own exp calls a function."""
 
     def build(context, builder, signature, arguments):
         (x,) = arguments

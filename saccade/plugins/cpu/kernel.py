@@ -19,11 +19,13 @@ from saccade.plugins.cpu import machine_code
 from saccade.plugins.cpu.kernel_object import object_file
 
 SHARED_VALUES = 1 << 15
-"""Minimum number of values for more than one thread: waking a thread costs more than less work."""
+"""Minimum number of values for using more than one thread. For less work, waking a thread takes
+longer than it saves.
+"""
 
 
 class CallListener(Protocol):
-    """A function that is called after each run of a kernel, while it is in `LISTENERS`."""
+    """A function in `LISTENERS`, which is called after each run of a kernel."""
 
     def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None: ...
 
@@ -66,7 +68,7 @@ def parallel() -> Any:
 
 
 class Kernel:
-    """A compiled `body(block)`.
+    """A compiled `body(block)`, which can be called.
 
     block: an int64 array. [0] is the next unclaimed item (`jit.next_item`), and [1] the number of
     items. The caller's arguments follow: addresses, counts, and the `bits` of floats.
@@ -91,9 +93,9 @@ class Kernel:
 
 
 def bits_of(value: float) -> int:
-    """Return the bits of `value` in float32, which `jit.bits_to_f32` converts back."""
+    """Return the float32 bits of `value`, which `jit.bits_to_f32` converts back."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 bits = cache(bits_of)
-"""`bits_of` with a cache, for constants such as an epsilon: a model has few of them."""
+"""`bits_of` with a cache, for constants such as an epsilon, of which a model has few."""

@@ -1,5 +1,5 @@
-"""Object files of kernels. Numba compiles a kernel once for the host CPU. Later processes load it
-from disk without Numba, whose import and first use take most of a second.
+"""Creates object files of kernels. Numba compiles a kernel once per machine. Later processes load
+it from disk without Numba, whose import and first use take most of a second.
 
 Does not import PyTorch. The code of a kernel is in a separate file, `*_code.py`.
 """
@@ -22,7 +22,8 @@ Body = Callable[[Any], None]
 def object_file(code: str, name: str, *sizes: int) -> bytes:
     """Return a kernel's object file from disk, or compile it.
 
-    code, name: a module of this package, and its function that returns the kernel's body.
+    code: a module of this package.
+    name: the function in it that returns the kernel's body.
     sizes: the arguments of this function.
     """
 
@@ -36,7 +37,7 @@ def object_file(code: str, name: str, *sizes: int) -> bytes:
 
 
 def describe(code: str, name: str, *sizes: int) -> str:
-    """Return the cache key of a kernel's object file: text that covers all inputs of the
+    """Return the cache key of a kernel's object file, which identifies all inputs of the
     compilation.
     """
     return "\n".join((code, name, repr(sizes), machine_code.describe_target(), _sources()))

@@ -38,8 +38,10 @@ class X86Attention(SdpaAttention):
         return self._decoding(host, first) if self._compiled else super()._shared(host, first)
 
     def _few(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do the same as `_shared` for rows with few tokens each, whose KV pages are read in
-        place.
+        """Return the end of the requests from `first` on that have few tokens each, and the call
+        for them, which reads KV pages in place.
+
+        Returns `None` if the first request has many tokens.
         """
         begin, end, width = host.starts[first], first, host.rows.page_table.shape[1]
         rows = []
@@ -69,7 +71,11 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _decoding(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do the same as `_shared` for rows with one token each."""
+        """Return the end of the requests from `first` on that have one token each, and the call for
+        them.
+
+        Returns `None` if the first request has several tokens.
+        """
         end, rows = host.decoding(first), host.rows
         if end == first:
             return None
@@ -88,7 +94,11 @@ class X86Attention(SdpaAttention):
         return end, attend
 
     def _prompts(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        """Do the same as `_shared` for rows with many tokens each."""
+        """Return the end of the requests from `first` on that have many tokens each, and the call
+        for them.
+
+        Returns `None` if the first request has few tokens.
+        """
         table, size = host.rows.page_table.numpy(), self._shape.page_size
         begin, end = host.starts[first], first
         rows, places = [], []

@@ -33,7 +33,7 @@ def compiled_rope_and_cache(
     *,
     across: bool,
 ) -> torch.Tensor:
-    """Compiled equivalent of `reference.layer.rope_and_cache`.
+    """Compute `reference.layer.rope_and_cache`.
 
     cos, sin: float32 [T, R], from `Rotation.ready`.
     across: rotate pairs (i, i + R / 2) instead of (2 i, 2 i + 1).
@@ -78,9 +78,7 @@ def _add_rms_norm(adds: bool, weight_bits: int) -> Kernel:
 def compiled_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compiled equivalent of `reference.layer.add_rms_norm`. Without `delta`, return x and its
-    norm.
-    """
+    """Compute `reference.layer.add_rms_norm`. Without `delta`, return x and its norm."""
     kernel = _add_rms_norm(delta is not None, _bits_of(weight))
     return _normed(kernel, x, delta, (weight,), eps)
 
@@ -121,7 +119,7 @@ def _rope() -> Kernel:
 
 
 def compiled_rope(rotation: Rotation, x: torch.Tensor) -> None:
-    """Compiled equivalent of `reference.rotary.rotate_`, for pairs (i, i + R / 2) in bfloat16."""
+    """Compute `reference.rotary.rotate_`, for pairs (i, i + R / 2) in bfloat16."""
     ready = rotation.ready()
     cos, sin = ready.cos.contiguous(), ready.sin.contiguous()
     tokens, heads, dim = x.shape
@@ -141,9 +139,7 @@ def compiled_layer_norm(
     bias: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compiled equivalent of `reference.layer.add_layer_norm`. Without `delta`, return x and its
-    norm.
-    """
+    """Compute `reference.layer.add_layer_norm`. Without `delta`, return x and its norm."""
     return _normed(_layer_norm(delta is not None), x, delta, (weight, bias), eps)
 
 
@@ -167,7 +163,7 @@ def _gate_heads() -> Kernel:
 
 
 def compiled_gate_heads(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Compiled equivalent of `reference.layer.gate_heads`."""
+    """Compute `reference.layer.gate_heads`."""
     assert x.is_contiguous() and gates.stride()[1:] == x.stride()[1:]
     out, size = torch.empty_like(x), x[0].numel()
     numbers = x.data_ptr(), gates.data_ptr(), out.data_ptr(), size, gates.stride(0)
@@ -181,7 +177,7 @@ def _gate() -> Kernel:
 
 
 def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """Compiled equivalent of `reference.layer.gate` with SiLU."""
+    """Compute `reference.layer.gate` with SiLU."""
     assert gate_up.is_contiguous()
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype)
@@ -195,7 +191,7 @@ def _centre(patch: int) -> Kernel:
 
 
 def compiled_centre(frames: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """Compiled equivalent of `reference.patchify.centre_patches` in bfloat16."""
+    """Compute `reference.patchify.centre_patches` in bfloat16."""
     assert frames.is_contiguous() and frames.shape[3] == 3
     count, height, width, _ = frames.shape
     bands, across = height // (merge * patch), width // (merge * patch)

@@ -33,12 +33,14 @@ def _same(value):
 
 
 WEIGHTS = (uint16_ptr, bf16_to_f32), (float32_ptr, _same)
-"""How to read norm weights in bfloat16, and in float32: pointer type and conversion."""
+"""The pointer type and the conversion with which norm weights are read, in bfloat16 and in
+float32.
+"""
 
 
 def rope_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
-    """Return the body for heads of size `dim`, whose first `turned` values are rotated. A work item
-    is a token.
+    """Return the body for heads of size `dim`, whose first `turned` values are rotated. One work
+    item is one token.
 
     across: rotate pairs (i, i + turned / 2) instead of (2 i, 2 i + 1).
     norm_bits: bits of the norm's weights, or 0 without a norm.
@@ -91,7 +93,7 @@ def rope_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
 
 
 def add_rms_norm(adds: bool, weight_bits: int) -> Body:
-    """Return the kernel's body. A work item is a row."""
+    """Return the body of the kernel for `add_rms_norm`. One work item is one row."""
     numbers, widen = WEIGHTS[weight_bits == 32]
 
     def add_rms_norm(block):
@@ -125,7 +127,7 @@ def add_rms_norm(adds: bool, weight_bits: int) -> Body:
 
 
 def rope() -> Body:
-    """Return the kernel's body. A work item is a token."""
+    """Return the body of the kernel for `rotate_`. One work item is one token."""
 
     def rope(block):
         x, cos, sin = uint16_ptr(block[2]), float32_ptr(block[3]), float32_ptr(block[4])
@@ -148,7 +150,7 @@ def rope() -> Body:
 
 
 def layer_norm(adds: bool) -> Body:
-    """Return the kernel's body. A work item is a row."""
+    """Return the body of the kernel for `add_layer_norm`. One work item is one row."""
 
     def layer_norm(block):
         x, delta, weight, bias, total, normed = (
@@ -187,7 +189,9 @@ def layer_norm(adds: bool) -> Body:
 
 
 def sigmoid_gate(most: int) -> Body:
-    """Return the kernel's body. A work item is up to `most` values."""
+    """Return the body of the kernel for `compiled_sigmoid_gate`. One work item is up to `most`
+    values.
+    """
 
     def sigmoid_gate(block):
         values, out, count = uint16_ptr(block[2]), uint16_ptr(block[3]), block[4]
@@ -209,7 +213,7 @@ def sigmoid_gate(most: int) -> Body:
 
 
 def gate_heads() -> Body:
-    """Return the kernel's body. A work item is a token."""
+    """Return the body of the kernel for `gate_heads`. One work item is one token."""
 
     def gate_heads(block):
         x, gates, out, size, stride = (
@@ -233,7 +237,7 @@ def gate_heads() -> Body:
 
 
 def gate(most: int) -> Body:
-    """Return the kernel's body. A work item is up to `most` values of a row."""
+    """Return the body of the kernel for `gate`. One work item is up to `most` values of a row."""
 
     def gate(block):
         gate_up, out, size = uint16_ptr(block[2]), uint16_ptr(block[3]), block[4]
@@ -254,7 +258,9 @@ def gate(most: int) -> Body:
 
 
 def centre(patch: int) -> Body:
-    """Return the kernel's body. A work item is a row of merged tokens in a frame."""
+    """Return the body of the kernel for `centre_patches`. One work item is one row of merged tokens
+    in a frame.
+    """
 
     def centre(block):
         image, out = uint8_ptr(block[2]), uint16_ptr(block[3])

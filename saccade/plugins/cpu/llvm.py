@@ -32,9 +32,9 @@ class _BFloat16Type(ir.Type):
 
 V16BF16, V32BF16 = (ir.VectorType(_BFloat16Type(), count) for count in (LANES, 2 * LANES))
 CACHE_LINE_BYTES = 64
-"""Size of a cache line, and of a 512-bit vector."""
+"""Size of a cache line and of a 512-bit vector, in bytes."""
 Value = Any
-"""llvmlite has no type stubs."""
+"""The type of LLVM values. llvmlite has no type stubs."""
 
 
 def i64(value: int) -> Value:
@@ -46,7 +46,7 @@ def splat(type_: Value, value: float) -> Value:
 
 
 class Loop:
-    """A loop of `count` iterations, at least one. Code emitted before `close` is its body."""
+    """Emits a loop of `count` iterations, at least one. Code emitted before `close` is its body."""
 
     def __init__(self, b: Value, count: Value, carried: Sequence[Value] = ()) -> None:
         """Open the loop.
@@ -77,7 +77,7 @@ class Loop:
 
 
 def ptr_add(b: Value, pointer: Value, offset: Value | int) -> Value:
-    """Add an offset in bytes to a pointer."""
+    """Emit the addition of an offset in bytes to a pointer."""
     index = i64(offset) if isinstance(offset, int) else offset
     return b.gep(pointer, [index], source_etype=I8)
 
@@ -114,8 +114,8 @@ def declare_intrinsic(module: Value, name: str, result: Value, *arguments: Value
 
 
 class WorkQueue:
-    """A function that claims work blocks from a shared atomic counter, so any number of threads may
-    run it. The builder is positioned in the body that handles one block.
+    """Emits a function that claims work blocks from a shared atomic counter, so any number of
+    threads may run it. The builder is positioned in the body that handles one block.
     """
 
     def __init__(
@@ -167,9 +167,10 @@ class WorkQueue:
         self.b.branch(self._loop)
 
     def switch(self, which: Value, cases: Sequence[Value]) -> list[Value]:
-        """Emit a switch. Returns a basic block for each value of `which`, and the block after it.
+        """Emit a switch. Returns a basic block for each value of `which`, and the block after the
+        switch.
 
-        The caller positions the builder in each block, and branches from it to the last one.
+        The caller positions the builder in each block, and branches from there to the last one.
         """
         b = self.b
         end, never = b.append_basic_block(), b.append_basic_block()
@@ -183,12 +184,14 @@ class WorkQueue:
 
 
 class MaskedStore:
-    """Stores the outputs of a panel as a dtype of `vnni_call.FORMATS`, except for padding."""
+    """Emits code that stores the outputs of a panel in a dtype of `vnni_call.FORMATS`, leaving out
+    padding.
+    """
 
     def __init__(self, module: Value, b: Value, kind: int, remaining: Value, vectors: int) -> None:
         """Emit the masks.
 
-        kind: index in FORMATS.
+        kind: the dtype's index in FORMATS.
         remaining: the matrix's outputs from this panel on; further lanes are padding.
         vectors: the number of vectors in a panel.
         """
@@ -210,7 +213,10 @@ class MaskedStore:
 
 
 def convert_f32(b: Value, kind: int, value: Value) -> Value:
-    """Convert float32 to a dtype of `vnni_call.FORMATS`, rounding to nearest even."""
+    """Emit the conversion of float32 to a dtype of `vnni_call.FORMATS`, rounding to nearest even.
+
+    kind: the dtype's index in FORMATS.
+    """
     if kind == 0:
         return value
     if kind == 2:

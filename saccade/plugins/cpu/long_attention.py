@@ -1,5 +1,5 @@
-"""Softmax of float32 scores to bfloat16 weights, in two passes over each row, while the row is in a
-core's cache.
+"""Computes the softmax of float32 scores as bfloat16 weights, in two passes over each row while the
+row is in a core's cache.
 
 Imported only if used (`attention.softmax`).
 """

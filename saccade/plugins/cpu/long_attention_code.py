@@ -11,7 +11,7 @@ from saccade.plugins.cpu.kernel_object import Body
 
 
 def weigh() -> Body:
-    """Return the kernel's body. A work item is a row."""
+    """Return the kernel's body. One work item is one row."""
 
     def weigh(block):
         scores, tops, weights, keys = (

@@ -20,7 +20,9 @@ from saccade.plugins.cpu import cpu_info, disk_cache
 from saccade.plugins.cpu.object_code import NotLoadable, load_code
 
 Function = Callable[[int], None]
-"""Takes the address of its arguments. It changes the first, the counter of claimed work blocks."""
+"""A compiled function. It takes the address of its arguments, and changes the first one, the
+counter of claimed work blocks.
+"""
 
 
 def compiled(
@@ -89,7 +91,9 @@ def _machine() -> Any:
 OMITTED = "-prefer-256-bit"
 """CPU feature to disable: it makes LLVM split 512-bit vectors in halves on some CPUs."""
 _ENGINES: list[Any] = []
-"""Execution engines, which own the memory of the code they linked. They are never released."""
+"""Execution engines, which own the memory of the code that they have linked. They are never
+released.
+"""
 
 
 def _source_text(name: str) -> str:

@@ -1,8 +1,8 @@
-"""Small-batch MoE in bfloat16 on CPUs, in two passes over the experts' weights: first the gate and
-up projections, then the summed down projection.
+"""Computes small-batch MoE in bfloat16 on CPUs, in two passes over the experts' weights: first the
+gate and up projections, then the summed down projection.
 
-A GEMM has an overhead of 14 us, and a step would need hundreds of them for its experts. Each of
-these passes handles all experts of a layer in one call, and accumulates in float32.
+A GEMM call has an overhead of 14 us, and a step would need hundreds of calls for its experts. Here,
+each pass handles all experts of a layer in one call, and accumulates in float32.
 
 Imported only if used (`ops.X86Ops`).
 """
@@ -24,7 +24,7 @@ ADDRESS_BYTES = 8
 
 
 def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Addresses | None:
-    """Return the addresses of experts' weights, or `None` if their layout is not supported."""
+    """Return the addresses of the experts' weights, or `None` if their layout is not supported."""
     ups, downs = (
         [matrix for matrix in matrices if isinstance(matrix, DensePanels)]
         for matrices in (up, down)
@@ -58,7 +58,7 @@ def compiled_experts(
     """Sum SiLU-gated experts [T, H] for x [T, H], weighted by shares [T, K].
 
     order: indices into the flattened shares of this rank's (token, expert) pairs, sorted by expert.
-    runs: (expert, number of its pairs) in the same order.
+    runs: (expert, number of the expert's pairs) in the same order.
     places: the addresses of the experts' weights.
     """
     width = places.width

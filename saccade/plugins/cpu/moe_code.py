@@ -22,7 +22,7 @@ from saccade.plugins.cpu.jit import (
 from saccade.plugins.cpu.kernel_object import Body
 
 PREFETCH_BYTES = 8192
-"""Prefetch distance (measured: decision 011)."""
+"""Prefetch distance in bytes (measured: decision 011)."""
 
 
 @numba.njit(inline="always")
@@ -60,8 +60,8 @@ def _add_panel(matrix, pairs, x, sources, out, targets, column, first, last):
 
 
 def gated() -> Body:
-    """Return the kernel's body. A work item is one panel of an expert's gate projection, and the
-    matching panel of its up projection.
+    """Return the body of the first kernel. One work item is one panel of an expert's gate
+    projection, and the matching panel of its up projection.
     """
 
     def gated(block):
@@ -103,7 +103,9 @@ def gated() -> Body:
 
 
 def down() -> Body:
-    """Return the kernel's body. A work item is a panel of outputs, for all experts in order."""
+    """Return the body of the second kernel. One work item is one panel of outputs, for all experts
+    in order.
+    """
 
     def down(block):
         gated, out = float32_ptr(block[2]), float32_ptr(block[3])

@@ -13,7 +13,7 @@ COLUMNS = 32
 NO_SLOT = -1
 """The snapshot slot of a row whose state is not saved (`delta.py`)."""
 UNDECIDED = -1
-"""Returned instead of a token if rounding could change it, or if too many tokens are likely
+"""Returned instead of a token if rounding could change the token, or if too many tokens are likely
 (`sample.py`).
 """
 BLOCK_TOKENS = 64

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAGIC = b"\x7fELF\x02\x01"
-"""ELF, 64 bits, little-endian."""
+"""The first bytes of a supported file: ELF, 64 bits, little-endian."""
 EM_X86_64 = 62
 SHF_WRITE, SHF_ALLOC = 1, 2
 SHT_SYMTAB, SHT_NOBITS, SHT_RELA = 2, 8, 4
@@ -30,7 +30,7 @@ RELOCATION = struct.Struct("<QQq")
 
 
 class NotLoadable(Exception):
-    """An object file that needs a full linker."""
+    """Raised for an object file that needs a full linker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class _Symbol:
 
 
 def load_code(code: bytes, names: Sequence[str]) -> dict[str, int]:
-    """Load an object file, which stays loaded until the process exits.
+    """Load an object file, and return the addresses of the functions with these names.
 
-    Returns the addresses of the functions with these names. Raises NotLoadable.
+    The code stays loaded until the process exits. Raises NotLoadable.
     """
     sections = _sections(code)
     table = next(section for section in sections if section.kind == SHT_SYMTAB)
@@ -124,9 +124,10 @@ _LOADED: list[_Memory] = []
 def _load_sections(
     sections: Sequence[_Section], symbols: Sequence[_Symbol]
 ) -> tuple[_Memory, dict[int, int]]:
-    """Copy sections into memory. Returns the memory, and the address of each section by index.
+    """Copy sections into memory, and allocate memory for each common symbol.
 
-    It also allocates memory for each common symbol, whose key is -1 minus the symbol's index.
+    Returns the memory, and addresses by section index. The key of a common symbol is -1 minus the
+    symbol's index.
     """
     allocations = [
         (index, section.size, section.align, bool(section.flags & SHF_WRITE))

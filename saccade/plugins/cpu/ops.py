@@ -52,7 +52,7 @@ SIGMOIDS: dict[Activation, tuple[float, float]] = {
     "gelu_tanh": (SLOPE, 0.044715 * SLOPE),
     "quick_gelu": (1.702, 0.0),
 }
-"""(a, b) of activations x * sigmoid(a x + b x^3). Each of them takes PyTorch several passes."""
+"""(a, b) of activations x * sigmoid(a x + b x^3), which take PyTorch several passes."""
 
 
 def _plain(*tensors: torch.Tensor) -> bool:
@@ -146,7 +146,7 @@ TOWERS: Mapping[str, TowerAttention] = {"sdpa": attend_segments}
 class X86Ops(QuantizedOps):
     """Compiled operations for bfloat16.
 
-    PyTorch handles tensors of other dtypes, such as an 8-bit KV cache.
+    For tensors of other dtypes, such as an 8-bit KV cache, these call PyTorch.
     """
 
     name = "x86"

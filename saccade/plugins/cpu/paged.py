@@ -1,5 +1,5 @@
-"""Attention of decoding requests over KV pages on CPUs. Each key and value is read once, in place,
-and converted to float32 in registers.
+"""Computes attention of decoding requests over KV pages on CPUs. Each key and value is read once,
+in place, and converted to float32 in registers.
 
 Imported only if used (`ops.X86Ops`).
 """
@@ -53,7 +53,9 @@ def decode_paged(
 
 
 def decode_blocks(rows: PagedRows) -> torch.Tensor:  # [R, BLOCK_FIELDS] int64
-    """Return the same as `attention.paged_blocks`, for rows with one token each and any `group`."""
+    """Return the same as `attention.paged_blocks`, for rows with one token each and any value of
+    `group`.
+    """
     count, width = len(rows.kv_lengths), rows.page_table.shape[1]
     blocks = torch.empty((count, len(BLOCK_FIELDS)), dtype=torch.int64)
     addresses = rows.lines.data_ptr(), rows.kv_lengths.data_ptr(), blocks.data_ptr()
@@ -62,7 +64,9 @@ def decode_blocks(rows: PagedRows) -> torch.Tensor:  # [R, BLOCK_FIELDS] int64
 
 
 def _parts(rows: int, kv_heads: int) -> int:
-    """Return the number of parts to split each row's heads into, so that all threads have work."""
+    """Return the number of parts into which each row's heads are split, so that all threads have
+    work.
+    """
     needed = -(-torch.get_num_threads() // rows)
     return min(
         (part for part in range(1, kv_heads + 1) if kv_heads % part == 0 and part >= needed),

@@ -119,8 +119,8 @@ def _sum(work, spots, values, address, pages, start, end, last, heads, group, di
 
 
 def attend(dim: int, group: int) -> Body:
-    """Return the body for heads of size `dim`, with `group` query heads per key head. A work item
-    is a part of a row's heads.
+    """Return the body for heads of size `dim`, with `group` query heads per key head. One work item
+    is one part of a row's heads.
 
     Processes keys in blocks with an online softmax (Milakov & Gimelshein 2018): each query has a
     running maximum score, a total of weights, and a weighted sum of values.
@@ -166,8 +166,8 @@ def attend(dim: int, group: int) -> Body:
 
 
 def decode_blocks() -> Body:
-    """Return the body that writes `attention_call.BLOCK_FIELDS` for rows with one token each. A
-    work item is a row.
+    """Return the body that writes `attention_call.BLOCK_FIELDS` for rows with one token each. One
+    work item is one row.
     """
 
     def decode_blocks(block):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 HUGE_PAGE_BYTES = 1 << 21
 MAPPED_BYTES = 8 * HUGE_PAGE_BYTES
-"""Size of a mapping that small matrices share."""
+"""Size in bytes of a mapping that small matrices share."""
 CACHE_LINE_BYTES = 64
 """Alignment of a matrix in bytes."""
 PACKED_VALUES = 1 << 24
@@ -68,7 +68,8 @@ def empty_words(panels: int, lines: int, width: int) -> torch.Tensor:
 
 
 def portions_of(panels: int, values: int) -> list[tuple[int, int]]:
-    """Return (first panel, number of panels) for each group of panels to pack at a time.
+    """Divide panels into groups to pack at a time. Returns (first panel, number of panels) for each
+    group.
 
     values: the number of values in a panel.
     """
@@ -77,7 +78,7 @@ def portions_of(panels: int, values: int) -> list[tuple[int, int]]:
 
 
 def padded_bias(bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
-    """Return float32 [outputs]: the bias padded with zeros, or zeros if there is none."""
+    """Return float32 [outputs]: the bias padded with zeros, or only zeros if there is no bias."""
     if bias is None:
         return _zeros(outputs)
     added = bias.float().contiguous()

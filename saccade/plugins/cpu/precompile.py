@@ -38,7 +38,7 @@ KERNELS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
 
 
 def find_missing() -> list[tuple[str, str, *tuple[int, ...]]]:
-    """Return the kernels that are not cached, or none if the cache cannot be written."""
+    """Return the kernels that are not cached, or an empty list if the cache cannot be written."""
     if not is_writable():
         return []
     return [kernel for kernel in KERNELS if not is_cached(file_name(describe(*kernel)))]

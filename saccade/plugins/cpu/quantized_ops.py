@@ -1,5 +1,6 @@
 """Operations for x86 CPUs in any dtype: compiled GEMMs with 4- and 8-bit weights, and PyTorch for
-everything else. The first such matrix imports `vnni_layout.py`, which calls the kernels.
+everything else. The first matrix with 4- or 8-bit weights imports `vnni_layout.py`, which calls the
+kernels.
 """
 
 from __future__ import annotations

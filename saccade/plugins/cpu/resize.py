@@ -25,7 +25,7 @@ Pixels = npt.NDArray[np.uint8]
 PIXEL = 3
 """Size of a pixel in bytes."""
 WIDE = (64, "avx512bw"), (32, "avx2")
-"""Size of a vector in bytes, and the CPU feature that it needs. The first supported one is used."""
+"""Vector sizes in bytes, and the CPU feature that each needs. The first supported one is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ NAMES = (WIDTH, HEIGHT)
 ROWS = 4
 """Number of rows that `resize_width` processes at a time."""
 TAPS = {WIDTH: 4, HEIGHT: 2}
-"""Number of source pixels, or rows, per loop iteration. The number of weights is a multiple."""
+"""Number of source pixels or rows per loop iteration. The number of weights is a multiple of it."""
 FIELDS = (
     "source",  # RGB bytes
     "source_stride",  # row stride in bytes

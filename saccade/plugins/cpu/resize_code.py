@@ -30,13 +30,17 @@ from saccade.plugins.cpu.llvm import (
 from saccade.plugins.cpu.resize_call import FIELDS, HEIGHT, POINTERS, ROWS, WIDTH
 
 CELL = 16
-"""Size in bytes of a 128-bit part of a vector. AVX instructions shuffle and pack within such parts.
+"""Size in bytes of a 128-bit part of a vector. AVX instructions shuffle and pack within
+such parts.
 """
 PIXEL = 3
 
 
 def assembly(triple: str, wide: int) -> str:
-    """Return LLVM IR for both functions. wide: size of a vector in bytes, 32 or 64."""
+    """Return LLVM IR for both functions.
+
+    wide: the size of a vector in bytes, 32 or 64.
+    """
     module = ir.Module()
     module.triple = triple
     _resize_width(module, Vectors(module, wide))
@@ -64,14 +68,17 @@ class Vectors:
         )
 
     def weighed(self, b: Value, pairs: Value, weights: Value, sums: Value) -> Value:
-        """Add the weighted sum of each pair of 16-bit values to `sums` (`pmaddwd`)."""
+        """Emit code that adds the weighted sum of each pair of 16-bit values to `sums`
+        (`pmaddwd`).
+        """
         shorts = [b.bitcast(each, self.shorts) for each in (pairs, weights)]
         return b.add(sums, b.call(self._multiply, shorts))
 
     def pick(self, b: Value, one: Value, other: Value, places: Sequence[int]) -> Value:
-        """Shuffle bytes within each cell.
+        """Emit a shuffle of bytes within each cell.
 
-        places: for each byte, its source: 0 to 15 is a byte of `one`, 16 to 31 one of `other`.
+        places: the source of each byte of the result: 0 to 15 is a byte of `one`, and 16 to 31 is a
+        byte of `other`.
         """
         mask = [
             cell + each if each < CELL else self.wide + cell + each - CELL
@@ -81,13 +88,15 @@ class Vectors:
         return b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, self.wide), mask))
 
     def rounded(self, b: Value, sums: Sequence[Value], shift: Value) -> Value:
-        """Shift four vectors of sums right, and pack them as bytes, clamped to 0 to 255."""
+        """Emit code that shifts four vectors of sums right, and packs them as bytes, clamped to 0
+        to 255.
+        """
         whole = [b.ashr(sum_, shift) for sum_ in sums]
         halves = [b.call(self._to_shorts, whole[at : at + 2]) for at in (0, 2)]
         return b.call(self._to_bytes, halves)
 
     def repeated(self, b: Value, value: Value) -> Value:
-        """Broadcast a 32-bit value to all lanes."""
+        """Emit a broadcast of a 32-bit value to all lanes."""
         nothing = ir.Constant(self.sums, ir.Undefined)
         first = b.insert_element(nothing, value, ir.Constant(I32, 0))
         zeros = ir.Constant(ir.VectorType(I32, self.sums.count), [0] * self.sums.count)
@@ -109,8 +118,8 @@ def _begin(module: Value, name: str) -> tuple[Value, dict[str, Value]]:
 
 
 def _half(b: Value, vectors: Vectors, said: dict[str, Value]) -> tuple[Value, Value]:
-    """Return a vector of the shift, and a vector of 0.5 in fixed point, which makes sums round to
-    nearest.
+    """Emit and return a vector of the shift, and a vector of 0.5 in fixed point, which makes sums
+    round to nearest.
     """
     shift = b.trunc(said["shift"], I32)
     half = b.shl(ir.Constant(I32, 1), b.sub(shift, ir.Constant(I32, 1)))
@@ -118,7 +127,9 @@ def _half(b: Value, vectors: Vectors, said: dict[str, Value]) -> tuple[Value, Va
 
 
 def _resize_width(module: Value, vectors: Vectors) -> None:
-    """Emit `resize_width`. It processes ROWS rows at a time, each in its own cell of a vector."""
+    """Emit `resize_width`, which processes ROWS rows at a time, each in its own cell of a
+    vector.
+    """
     b, said = _begin(module, WIDTH)
     shift, half = _half(b, vectors, said)
     in_vector = vectors.wide // CELL
@@ -178,7 +189,9 @@ def _beside(b: Value, vectors: Vectors, parts: list[Value]) -> Value:
 
 
 def _colours(b: Value, vectors: Vectors, pixels: Value, first: int) -> Value:
-    """Return two adjacent pixels as pairs of 16-bit values, one pair for each color."""
+    """Emit code that loads two adjacent pixels, and return them as pairs of 16-bit values, one pair
+    for each color.
+    """
     here, there = PIXEL * first, PIXEL * (first + 1)
     places: list[int] = []
     for colour in range(PIXEL):
@@ -187,8 +200,8 @@ def _colours(b: Value, vectors: Vectors, pixels: Value, first: int) -> Value:
 
 
 def _resize_height(module: Value, vectors: Vectors) -> None:
-    """Emit `resize_height`. It processes a vector of bytes at a time. The last vector of a row may
-    overlap the one before.
+    """Emit `resize_height`, which processes a vector of bytes at a time. The last vector of a row
+    may overlap the previous one.
     """
     b, said = _begin(module, HEIGHT)
     shift, half = _half(b, vectors, said)
@@ -218,8 +231,8 @@ def _resize_height(module: Value, vectors: Vectors) -> None:
 
 
 def _interleaved(b: Value, vectors: Vectors, one: Value, other: Value | None, begin: int) -> Value:
-    """Interleave 8 bytes of each cell, starting at `begin`, with the bytes of `other`, or with
-    zeros.
+    """Emit code that interleaves 8 bytes of each cell, starting at `begin`, with the bytes of
+    `other`, or with zeros.
     """
     places = [at for byte in range(begin, begin + 8) for at in (byte, CELL + byte)]
     return vectors.pick(b, one, vectors.zeros if other is None else other, places)

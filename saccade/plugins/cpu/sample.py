@@ -1,5 +1,6 @@
-"""Compiled sampling for small batches. It finds the bounds of top-k, top-p and min-p by bisection
-instead of sorting. If rounding could change the token, PyTorch samples it (`reference/sample.py`).
+"""Samples tokens for small batches with a compiled kernel. It finds the bounds of top-k, top-p and
+min-p by bisection instead of sorting. If rounding could change the token, PyTorch samples it
+(`reference/sample.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from saccade.plugins.cpu.numba_call import UNDECIDED
 
 
 def compiled_sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Compiled equivalent of `reference.sample.sample`."""
+    """Compute `reference.sample.sample`."""
     return sample_with(sample_row, logits, rows)
 
 
 def sample_row(logits: torch.Tensor, columns: Columns, point: float) -> int | None:
-    """Compiled equivalent of `reference.sample.sample_row`."""
+    """Compute `reference.sample.sample_row`.
+
+    Returns None if PyTorch must sample the token.
+    """
     vocab = len(logits)
     factor, limit, share, floor = columns
     weights, kept, token = _scratch(vocab)

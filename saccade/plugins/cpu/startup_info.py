@@ -28,7 +28,7 @@ from saccade.runtime.batch import Frame
 from saccade.runtime.start import TRIAL_TOKENS, Origin, Start
 
 SETTINGS = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "NUMBA_", "OMP_", "ONEDNN_")
-"""Prefixes of environment variables that may change how results are computed."""
+"""Prefixes of the environment variables that may change how results are computed."""
 TRIAL_PAGES = 1 + TRIAL_TOKENS
 """Maximum number of KV pages that the measurement uses."""
 CPU_FIELDS = (*IDENTITY, "microcode", "cache size")
@@ -37,14 +37,16 @@ CPU_FIELDS = (*IDENTITY, "microcode", "cache size")
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """The cached results of a start-up."""
+    """The results of an earlier start-up, which are cached on disk."""
 
     batch_invariant: bool  # as in `messages.Started`
     kernels: tuple[str, ...]  # names of the cached files with the kernels that it used
 
 
 def prepare(start: Start) -> tuple[bool, str]:
-    """Implement `runtime.start.Prepare`."""
+    """Compile the network's kernels, and find out whether it is batch-invariant. Implements
+    `runtime.start.Prepare`.
+    """
     words = "" if start.origin is None else describe_network(start.origin)
     words = words and f"{words}\n{describe_steps(start.config)}"
     return load_or_measure(words, partial(_measure, start))
@@ -62,8 +64,8 @@ def _measure(start: Start) -> bool:
 def warm_up_kernels(start: Start) -> None:
     """Run one padding token through the network, sample a token, and encode two small images.
 
-    This compiles all kernels because they are the same for any batch size on a CPU. All ranks must
-    call this together.
+    This compiles all kernels, because on a CPU the same kernels are used for any batch size. All
+    ranks must call this together.
     """
     net, attention, batcher = start.net, start.attention, start.batcher
     batch = batcher.idle(Frame.decode(1))
@@ -77,8 +79,8 @@ def warm_up_kernels(start: Start) -> None:
 
 
 def load_or_measure(words: str, find_out: Callable[[], bool]) -> tuple[bool, str]:
-    """Return whether results are batch-invariant, as in `messages.Started`, and a description of
-    how this was determined.
+    """Return whether results are batch-invariant, as in `messages.Started`, and how this was
+    determined.
 
     Uses the cached result of the last start with the key `words`, if all of its kernels are still
     cached. Otherwise calls `find_out`, which compiles every kernel. The result is not cached if
@@ -110,9 +112,10 @@ def _read(words: str) -> StartupInfo | None:
 
 
 def describe_network(origin: Origin) -> str:
-    """Return a cache key that covers the network, and everything that affects how it is computed.
+    """Return a cache key that identifies the network and everything that affects how it is
+    computed.
 
-    Returns "" for several ranks: they measure together, so one of them cannot skip it.
+    Returns "" for several ranks, because they measure together and none of them can skip it.
     """
     load, folder = origin.load, origin.folder
     if load.parallel.ranks > 1:
@@ -129,8 +132,8 @@ def describe_network(origin: Origin) -> str:
 
 
 def describe_steps(config: EngineConfig) -> str:
-    """Return a cache key for the options that determine the shapes of steps, and how steps are
-    computed.
+    """Return a cache key that identifies the options that determine the shapes of steps and how
+    they are computed.
     """
     shapes = config.dtype, config.max_running, config.chunk_tokens, config.context_length
     kept = config.page_size, min(TRIAL_PAGES, config.kv_pages), config.kv.dtype, config.kv.scales
@@ -138,7 +141,7 @@ def describe_steps(config: EngineConfig) -> str:
 
 
 def source_digest() -> str:
-    """Return a digest of the source of all of Saccade."""
+    """Return a digest of all of Saccade's source code."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -146,7 +149,9 @@ def source_digest() -> str:
 
 
 def _describe_cpu() -> str:
-    """Return the CPU's model, stepping, microcode and flags, and the features that PyTorch uses."""
+    """Return a string with the CPU's model, stepping, microcode and flags, and the features that
+    PyTorch uses.
+    """
     used = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), platform.machine()
     said = {name: first_processor().get(name, "") for name in CPU_FIELDS}
     return repr((used, said))

@@ -18,12 +18,16 @@ DEPENDENCIES = (
     *("saccade.kernels.reference.int8", "saccade.kernels.reference.hadamard"),
     *("vnni_call", "llvm"),
 )
-"""Modules that the kernels' code depends on. It is compiled again if their source changes."""
+"""Modules that the code of the kernels depends on. If their source changes, the kernels are
+compiled again.
+"""
 
 
 @cache
 def function(name: str) -> Function:
-    """Return a function that `vnni_call.py` names, compiled at first use and cached on disk."""
+    """Return a function with a name from `vnni_call.py`. It is compiled at first use and cached on
+    disk.
+    """
     # Compile both together: the warm-up batch is too small for AMX, so without this, the first
     # prompt would wait for the compiler.
     pair = (
@@ -42,7 +46,7 @@ def _functions(names: Sequence[str]) -> Mapping[str, Function]:
 def run(name: str, call: Mapping[str, int], blocks: int) -> None:
     """Run a function on PyTorch's threads.
 
-    call: its arguments by name in FIELDS, except `next`. Missing ones are 0.
+    call: its arguments by name in FIELDS, except `next`. Missing arguments are 0.
     blocks: the number of work blocks.
     """
     values = Call(0, *(call.get(field, 0) for field in FIELDS[1:]))

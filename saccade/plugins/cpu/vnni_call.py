@@ -15,7 +15,7 @@ ROWS = 12
 TILE_ROWS = 32
 """Rows per step with AMX: two tiles of rows, times two tiles of outputs."""
 TILE_INPUTS = 64
-"""Inputs of a tile. With AMX, the number of inputs is a multiple."""
+"""Number of inputs in a tile. With AMX, the number of inputs is a multiple of it."""
 TILE_PANELS = 4
 """Panels that AMX multiplies with the same rows, one after another. Rows are then read less often,
 and panels with 4,096 inputs still fit in L2.
@@ -23,17 +23,19 @@ and panels with 4,096 inputs still fit in L2.
 ZERO = 128
 """Zero point of int8 weights, stored as unsigned bytes."""
 PREFETCH_BYTES = 4096
-"""Prefetch distance (measured: decision 004)."""
+"""Prefetch distance in bytes (measured: decision 004)."""
 QUANTISE = {
     "quantise_4": (4, LANES),
     "quantise_8": (8, LANES),
     **{f"quantise_8_{block}": (8, block) for block in BLOCKS},
 }
-"""Functions that quantize rows: bits of the matrix, and the Hadamard block size."""
+"""Functions that quantize rows, each with the number of bits of the matrix and the Hadamard block
+size.
+"""
 PRODUCT = {"product_4": 4, "product_8": 8}
-"""GEMM functions: bits of the matrix."""
+"""The GEMM functions, each with the number of bits of the matrix."""
 TILED = "product_8_tiled"
-"""The GEMM for large batches, with AMX."""
+"""The name of the GEMM function for large batches, which uses AMX."""
 FORMATS = ("float32", "bfloat16", "float16")
 """Dtypes of rows and results. A call refers to one by its index."""
 FIELDS = (
@@ -59,6 +61,6 @@ FIELDS = (
     "bias",  # float32 [outputs], padded to full panels
     "tile_setting",  # AMX tile configuration
 )
-"""Arguments of a function. All are 64-bit integers; those from `source` on are addresses."""
+"""The arguments of a function. All are 64-bit integers. Those from `source` on are addresses."""
 POINTERS = frozenset(FIELDS[FIELDS.index("source") :])
 Call = ctypes.c_int64 * len(FIELDS)

@@ -55,9 +55,9 @@ from saccade.plugins.cpu.vnni_call import (
 )
 
 UNROLLED = 4
-"""Cache lines per vector of outputs in each loop iteration."""
+"""Number of cache lines per vector of outputs in each loop iteration."""
 PANEL = LANES * PANEL_VECTORS
-"""Outputs of a work block."""
+"""Number of outputs in a work block."""
 
 
 def assembly(triple: str, names: Iterable[str]) -> str:
@@ -76,7 +76,9 @@ def assembly(triple: str, names: Iterable[str]) -> str:
 
 
 def _tile(b: Value, said: dict[str, Value], index: Value) -> tuple[Value, Value]:
-    """Return (first row, number of rows) of a tile. The first `extra` tiles have one more row."""
+    """Emit code that computes (first row, number of rows) of a tile. The first `extra` tiles have
+    one more row than the others.
+    """
     longer = b.icmp_signed("<", index, said["extra"])
     before = b.select(longer, index, said["extra"])
     count = b.add(said["base"], b.zext(longer, I64))
@@ -89,10 +91,11 @@ def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
 
 
 def _quantise(module: Value, name: str, bits: int, block: int) -> None:
-    """Emit a function that quantizes rows to int8, with a scale for each group. A work block is a
-    tile of rows.
+    """Emit a function that quantizes rows to int8, with a scale for each group. One work block is
+    one tile of rows.
 
-    block: block size of the Hadamard transform to apply first. With LANES, there is none.
+    block: the block size of the Hadamard transform that is applied first. With LANES, no transform
+    is applied.
     """
     task = WorkQueue(module, name, FIELDS, POINTERS)
     b, said = task.b, task.args
@@ -126,7 +129,7 @@ def _quantise(module: Value, name: str, bits: int, block: int) -> None:
 def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) -> Value:
     """Emit a function that quantizes one row.
 
-    kind: index of the row's dtype in FORMATS.
+    kind: the index of the row's dtype in FORMATS.
     wides: vectors per block of the Hadamard transform, or 1 for none.
 
     Its arguments: (source, quantized values, scales, sums, stride of the row's 32-bit words in
@@ -183,8 +186,8 @@ def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) ->
 
 
 def _read_block(module: Value, b: Value, kind: int, places: list[Value]) -> list[Value]:
-    """Load a block of vectors, and apply the Hadamard transform. Results are bit-identical to
-    `reference/hadamard.py`.
+    """Emit code that loads a block of vectors and applies the Hadamard transform. Results are
+    bit-identical to `reference/hadamard.py`.
 
     Recursive, because the vectors of a large block do not fit in the registers.
     """

@@ -41,7 +41,7 @@ from saccade.plugins.cpu.vnni_call import (
 )
 
 PANEL = LANES * PANEL_VECTORS
-"""Outputs that are packed together."""
+"""Number of outputs that are packed together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of `vnni_call.FORMATS`, in the same order."""
 STEPS = {4: 32, 8: 16}
@@ -58,7 +58,7 @@ ONE_BITS = 0x3F800000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Panels(Matrix):
-    """A packed Int4Matrix."""
+    """An Int4Matrix whose weights are packed in panels."""
 
     # int32 [panels, inputs / 8, PANEL]. Byte j (0 to 3) of word i has the weight of input 8 i + j
     # in its lower 4 bits, and the weight of input 8 i + 4 + j in its upper 4 bits.
@@ -83,7 +83,9 @@ class Int4Panels(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Panels(Int8Matrix):
-    """A packed Int8Matrix, with values from `pack_bytes` and scales from `pad_scales`."""
+    """An Int8Matrix whose weights are packed in panels, with values from `pack_bytes` and scales
+    from `pad_scales`.
+    """
 
     def ready(self, _ops: MatmulOps, /) -> Matrix:
         return self
@@ -165,7 +167,7 @@ def pack_bytes(values: torch.Tensor) -> torch.Tensor:
 
 
 def pad_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Return the scales as float32 [out]. Their memory extends to a multiple of PANEL outputs."""
+    """Return the scales as float32 [out], in memory that extends to a multiple of PANEL outputs."""
     padded = F.pad(scales.float(), (0, -len(scales) % PANEL))
     return padded[: len(scales)]
 
@@ -226,10 +228,10 @@ def bytes_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Do the same as `panels_linear`, for an 8-bit matrix. A row of x is quantized with a single
-    scale.
+    """Compute `x @ matrix.T + bias`, [T, out], for x [T, in] and an 8-bit matrix. A row of x is
+    quantized with a single scale.
 
-    dtype: the dtype of the result; default: the dtype of x.
+    dtype: the dtype of the result. By default, it is the dtype of x.
     """
     words, scales = matrix.values, matrix.scales
     if more := 4 * words.shape[1] - x.shape[1]:
@@ -250,10 +252,11 @@ def _linear(
     bias: torch.Tensor | None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the result of a kernel, for a batch that may be empty and any dtype.
+    """Return `x @ matrix.T + bias`, for a batch that may be empty and any dtype.
 
-    quantise: name of the function that quantizes x.
-    tables: the matrix's scales and zero points, by name in `vnni_call.FIELDS`.
+    quantise: the name of the function that quantizes x.
+    words: the matrix's packed weights.
+    tables: the addresses of the matrix's scales and zero points, by name in `vnni_call.FIELDS`.
     """
     dtype = dtype or x.dtype
     output_dtype = dtype if dtype in DTYPES else torch.float32
@@ -312,7 +315,9 @@ def _run(
 
 
 def takes_tiles(rows: int, inputs: int) -> bool:
-    """Return True if AMX is used for a batch of this many rows and this many inputs."""
+    """Return True if a matrix with this many inputs and a batch of this many rows is multiplied
+    with AMX.
+    """
     return rows >= MIN_TILED and inputs % TILE_INPUTS == 0 and has_amx("amx-int8")
 
 

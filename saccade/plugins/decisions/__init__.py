@@ -1,4 +1,4 @@
-"""Many questions about one input, which is computed once."""
+"""Answers many questions about one input, which is computed once."""
 
 from saccade.plugin import Http, Plugin
 

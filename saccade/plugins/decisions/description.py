@@ -1,4 +1,4 @@
-"""Decisions in `/openapi.json`."""
+"""Describes decisions in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class PredicateQuestion(UnsupportedFields, tag_field="type", tag="predicate", kw
     """The probability that a statement about the input is true."""
 
     instructions: Instructions
-    """The statement: a text, or parts with text and JSON."""
+    """The statement: a string, or parts with text and JSON."""
     name: Name | None = None
 
 
@@ -56,7 +56,7 @@ class ChoiceQuestion(UnsupportedFields, tag_field="type", tag="choice", kw_only=
     """Asks which value fits the input best."""
 
     instructions: Instructions
-    """The question: a text, or parts with text and JSON."""
+    """The question: a string, or parts with text and JSON."""
     choices: Annotated[list[Choice], Meta(min_length=2, max_length=MAX_CHOICES)]
     """The values to choose from."""
     name: Name | None = None
@@ -73,7 +73,7 @@ class ScoreQuestion(UnsupportedFields, tag_field="type", tag="score", kw_only=Tr
     """Asks which of several ordered levels fits the input best."""
 
     instructions: Instructions
-    """What to rate: a text, or parts with text and JSON."""
+    """What to rate: a string, or parts with text and JSON."""
     levels: Annotated[list[Level], Meta(min_length=2, max_length=MAX_CHOICES)]
     """The levels of the score, the lowest first."""
     name: Name | None = None
@@ -86,7 +86,7 @@ class DecisionInput(Struct, kw_only=True):
     """The input, and the questions about it."""
 
     input: Raw
-    """The input: a text, or items as in /v1/responses."""
+    """The input: a string, or items as in /v1/responses."""
     questions: Raw
     """The questions. Each is a predicate, a choice or a score."""
 

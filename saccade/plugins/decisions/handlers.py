@@ -26,7 +26,7 @@ def decision_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Decisions:
-    """Handles POST /v1/decisions."""
+    """The handler of POST /v1/decisions."""
 
     handler: RequestHandler
     reader: PromptReader

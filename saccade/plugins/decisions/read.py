@@ -1,7 +1,7 @@
-"""The prompts for POST /v1/decisions: one per question, all starting with the input.
+"""Builds the prompts for POST /v1/decisions: one per question, all starting with the input.
 
-A prompt is the input as a conversation, then a question, which is answered by one label. It does
-not depend on the other questions. This module also selects the tokens that serve as labels.
+A prompt is the input as a conversation, followed by one question, which is answered with one label.
+It does not depend on the other questions. This module also selects the tokens that serve as labels.
 `fields.py` has the fields.
 """
 
@@ -41,14 +41,14 @@ _QUESTION: Reader[Question] = Reader(Question)
 _NAMES = FieldNames({"messages": "input", "prompt": "input"})
 
 TRUTH = ("Yes", "No")
-"""The labels of a predicate."""
+"""The labels of a predicate's two answers."""
 LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)), *ascii_lowercase)
 """The labels of choices and levels, in order. Those that are not a single token are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionsAsked:
-    """The prompts, and their questions."""
+    """The prompts and questions in a body."""
 
     shared: SharedReadRequest
     questions: tuple[Question, ...]
@@ -59,7 +59,10 @@ Encode = Callable[[str], list[int]]
 
 
 def read_decisions(encode: Encode, body: bytearray, context_length: int) -> DecisionsAsked:
-    """Read the prompts in a body. encode: tokenizes a text. Raises InvalidRequest."""
+    """Read the prompts in a body. Raises InvalidRequest.
+
+    encode: tokenizes a string.
+    """
     given = DECISIONS.read(body, context_length)
     asked, scope = given.asked, given.scope
     defaults = given.images.part_defaults()
@@ -105,8 +108,8 @@ def _messages(raw: msgspec.Raw, defaults: PartDefaults, context_length: int) -> 
 
 
 def _closed(messages: tuple[Message, ...], mark: str) -> tuple[Message, ...]:
-    """Append a placeholder for the question: to the last message if it is the user's, or in a new
-    message.
+    """Append a placeholder for the question to the last message if it is the user's, or else in a
+    new message.
     """
     *before, last = messages
     place = MessageText(mark, last.place)
@@ -131,7 +134,7 @@ def _question(raw: msgspec.Raw, place: str) -> Question:
 
 
 class _Labels:
-    """The tokens that serve as labels of answers."""
+    """Finds labels that are single tokens."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
@@ -147,7 +150,9 @@ class _Labels:
         return tuple(tokens[0] for tokens in found)
 
     def letters(self, count: int, place: str) -> list[tuple[str, int]]:
-        """Return `count` labels and their tokens."""
+        """Return `count` labels with their tokens. Raises InvalidRequest if there are not
+        enough.
+        """
         while len(self._letters) < count and self._tried < len(LETTERS):
             label = LETTERS[self._tried]
             self._tried += 1

@@ -1,4 +1,4 @@
-"""The API description: /openapi.json, and /docs to read it."""
+"""Serves the API description: /openapi.json, and /docs to read it."""
 
 from saccade.plugin import Http, Plugin
 

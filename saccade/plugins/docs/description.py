@@ -1,4 +1,4 @@
-"""The operation for /docs in `/openapi.json`."""
+"""Describes the operation for /docs in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GET /openapi.json: the API, described by its own schemas, in a form that client generators
-accept: operations have names, groups and summaries, lists have item types, and enum values have
+"""Builds the response of GET /openapi.json from the API's schemas, in a form that client generators
+accept. Operations have names, groups and summaries, lists have item types, and enum values have
 distinct names.
 
 The core and each plugin provide a `Description` of their operations.
@@ -45,7 +45,7 @@ _EVENTS = "Server-sent events, if the request sets stream: each is `data:` and a
 
 @cache
 def descriptions(plugins: tuple[Plugin, ...]) -> tuple[Description, ...]:
-    """Return the descriptions of the core and of plugins."""
+    """Return the descriptions of the core's and of these plugins' operations."""
     named = (name for plugin in plugins if (name := plugin.http.operations))
     return (OPERATIONS, *map(resolve_name, named))
 
@@ -101,7 +101,7 @@ def _components(described: Sequence[Description]) -> Components:
 
 
 def _leave_out_unread(components: Components) -> None:
-    """Remove fields that must be empty, and fields that are ignored."""
+    """Remove fields that must be empty and fields that are ignored from the schemas."""
     unread = [components.pop(kind.__name__) for kind in (UnsupportedFields, IgnoredFields)]
     del components[SpokenAnswer.__name__]
     for shape in components.values():
@@ -137,8 +137,9 @@ def _add_words(
     """Add a description to each field: the string below it in its class, or the description for its
     name.
 
-    `kinds`: classes by the name of their schema. Schemas share the objects of fields, so these are
-    replaced by new ones.
+    kinds: the classes by the names of their schemas.
+
+    Schemas share the objects of fields, so these are replaced with new ones.
     """
     own = {place: words for each in described for place, words in each.own_words.items()}
     common = {name: words for each in described for name, words in each.words.items()} | COMMON
@@ -203,7 +204,9 @@ def _tag(path: str) -> str:
 
 
 def _complete(value: Any) -> None:
-    """Add item types to lists. Of enum values to which generators give one name, keep the first."""
+    """Add item types to lists. Remove enum values to which generators would give the same name as
+    an earlier one.
+    """
     if isinstance(value, list):
         for each in value:
             _complete(each)
@@ -222,7 +225,7 @@ def _complete(value: Any) -> None:
 
 
 def classes_in(types: Sequence[type]) -> dict[str, type]:
-    """Return the classes that `types` consist of, by name."""
+    """Return the classes that `types` refer to, by name."""
     found: dict[str, type] = {}
     ahead = [*inspect.multi_type_info(types)]
     while ahead:

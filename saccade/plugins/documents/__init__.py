@@ -1,4 +1,4 @@
-"""Documents: PDFs whose pages a model sees as text, as images, or both."""
+"""Reads documents: PDFs whose pages a model sees as text, as images, or both."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ from saccade.media.workers.worker_slots import (
 )
 
 PAGE_BYTES = 512 * MIB
-"""Memory for a page in addition to the file, enough for a scan of 100 Mpx in color."""
+"""Memory for drawing a page, in addition to the file. It suffices for a color scan of 100 Mpx."""
 OUTBOX_BYTES = 256 * MIB
-"""Maximum size of the result of one page."""
+"""Maximum bytes of the result for one page."""
 MAX_FILE_PAGES = 10_000
-"""Maximum pages of a file. Decoding their sizes takes 3 ms on the event loop."""
+"""Maximum pages of a file. Decoding the sizes of so many pages takes 3 ms on the event loop."""
 PAGE_SHARE, DOCUMENT_SHARE = 0.25, 3.0
 """The maximum CPU time of a page, and of a document, as a fraction of `decode_timeout`."""
 PATIENCE = 2.0
@@ -60,7 +60,7 @@ _PAGE = msgpack_decoder(tuple[str, bytes])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentBytes:
-    """A file and its requester."""
+    """The bytes of a file, and the client that sent it."""
 
     digest: bytes
     data: bytes
@@ -69,7 +69,7 @@ class DocumentBytes:
 
 @dataclass(slots=True, eq=False)
 class _Budget:
-    """The CPU time for a document."""
+    """The CPU time that remains for a document."""
 
     seconds: float  # in total
     pages: int  # the number of pages that share it
@@ -82,7 +82,10 @@ class _Budget:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A job: one page of a file, or (None) the sizes of all. `tries` counts crashed workers."""
+    """A job: one page of a file, or the sizes of all pages if `page` is None.
+
+    tries: the number of workers that have crashed on it.
+    """
 
     file: DocumentBytes
     page: PageWanted | None
@@ -108,8 +111,8 @@ class _Work:
     def use(self) -> str:
         """The key under which this use of the file is rejected after a failure.
 
-        If drawing a page is too slow, its text and other pages may still be read. If a region is
-        too slow, so may the whole page.
+        A page that is too slow to draw does not prevent its text and other pages from being read. A
+        region that is too slow does not prevent the whole page from being drawn.
         """
         if self.page is None:
             return "sizes"
@@ -119,7 +122,7 @@ class _Work:
 
 
 class DocumentPool:
-    """All workers for documents of a server."""
+    """All image workers of a server that read documents."""
 
     def __init__(
         self,
@@ -166,7 +169,9 @@ class DocumentPool:
         wanted: Sequence[PageWanted],
         grow: Callable[[int], None] = lambda _: None,
     ) -> list[tuple[str, bytes]]:
-        """Return the text and PNG of these pages. `grow` is called with the total bytes so far.
+        """Return the text and the PNG of each of these pages.
+
+        grow: called with the total bytes of results so far.
 
         Raises ImageError for a malformed or too large document, EngineUnavailable, and any
         exception of `grow`.
@@ -185,7 +190,7 @@ class DocumentPool:
 
 
 class _Readers:
-    """Workers for documents, and the jobs queued for them."""
+    """One group of workers that read documents, and the jobs queued for them."""
 
     def __init__(
         self,
@@ -231,8 +236,11 @@ class _Readers:
     async def do(
         self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
     ) -> list[bytes]:
-        """Run the jobs of one file, and return their results in order. Raises ImageError,
-        EngineUnavailable, and any exception of `grow`.
+        """Run the jobs of one file, and return their results in order.
+
+        grow: called with the total bytes of results so far.
+
+        Raises ImageError, EngineUnavailable, and any exception of `grow`.
         """
         self._slots.start()
         requester, file = works[0].requester, works[0].file
@@ -341,12 +349,13 @@ class _Readers:
         )
 
     def _refuse(self, work: _Work, error: ImageError, use: str) -> None:
-        """Fail a job, and reject the same use of this file for a while."""
+        """Fail a job, and reject the use `use` of this file for a while."""
         self._refused.add(work.requester.tenant, work.file.digest, error, use)
         fail(work.done, error)
 
     def _again(self, work: _Work, error: Exception) -> bool:
-        """Queue the job again, or fail it with `error` after the last try.
+        """Queue a job again after its worker has crashed, or fail it with `error` after the last
+        try.
 
         Returns True if it has failed.
         """

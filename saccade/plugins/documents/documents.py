@@ -1,8 +1,8 @@
 """Documents: PDFs whose pages a model sees as text, as images, or both.
 
-The metadata of files are cached (the sizes of pages, their text, and the hashes of their images),
-so that a repeated file costs only a hash. A page's image is identified by the hash of its pixels,
-so the same page in two files is one image. Metadata are not shared between tenants.
+The server caches the metadata of files (the sizes of pages, their text, and the hashes of their
+images), so that a repeated file costs only a hash. The image of a page is identified by the hash of
+its pixels, so the same page in two files is one image. Metadata are not shared between tenants.
 `page_drawing.py` decides the size at which a page is drawn, and `document_pool.py` reads files.
 """
 
@@ -42,7 +42,7 @@ from saccade.plugins.documents.page_drawing import PageSize
 T = TypeVar("T")
 METADATA_BYTES = 64 * MIB
 KIND = "document"
-"""The type of metadata on disk."""
+"""The type of document metadata in the metadata store on disk."""
 PDF = b"%PDF-"
 OFFICE = {
     b"PK\x03\x04": "a zip archive, as Word, Excel, PowerPoint and OpenDocument files are",
@@ -60,16 +60,18 @@ _NAMES = msgpack_decoder(list[Name])
 
 @dataclass(slots=True)
 class _Known:
-    """Cached metadata of a file's pages. `None` means unknown or not requested."""
+    """Cached metadata of a file's pages. A field is `None` if it is unknown or was not
+    requested.
+    """
 
     texts: list[str] | None = None
     names: list[bytes] | None = None
     drawn: dict[int, bytes] = field(default_factory=dict)
-    """PNGs, by index among the requested pages."""
+    """PNGs of drawn pages, by index among the requested pages."""
 
 
 class _DocumentMetadata:
-    """Metadata, in an LRU cache in memory, and on disk in chunks."""
+    """Caches metadata of documents in memory (LRU), and on disk in chunks."""
 
     def __init__(self, disk: MetadataStore | None) -> None:
         self._disk = disk
@@ -78,7 +80,11 @@ class _DocumentMetadata:
     async def find(
         self, name: bytes, form: msgspec.msgpack.Decoder[list[T]], length: int | None = None
     ) -> list[T] | None:
-        """Return the list of this name, or None if it is unknown or has another length."""
+        """Return the cached list with this name, or None if it is unknown or its length is not
+        `length`.
+
+        form: decodes the list.
+        """
         packed = self._metadata.get(name)
         if packed is None and self._disk:
             packed = await self._read(self._disk, name)
@@ -120,7 +126,9 @@ class _DocumentMetadata:
 
 
 def _check_readable(data: bytes, param: str) -> None:
-    """Raise InvalidRequest for a PDF if no reader is installed, and for other documents."""
+    """Raise InvalidRequest if the data is a PDF and no reader is installed, or another type of
+    document.
+    """
     kind = next((kind for start, kind in OFFICE.items() if data.startswith(start)), None)
     if kind is not None and PDF not in data[:HEAD_BYTES]:
         raise InvalidRequest(
@@ -142,13 +150,15 @@ def _piece(name: bytes, number: int) -> bytes:
 
 
 class Documents:
-    """All documents of a server. Implements `MediaKind`.
+    """Reads all documents of a server. Implements `MediaKind`.
 
     Their pages are later handled as images.
     """
 
     def __init__(self, context: KindContext) -> None:
-        """Set up the metadata, also on disk if the server's metadata are stored there."""
+        """Create the cache of metadata. It is also stored on disk if the server has a metadata
+        store.
+        """
         self._spec = context.spec
         self._max_pages = context.options.of(PdfOptions).max_pages
         self._metrics = context.metrics
@@ -204,8 +214,10 @@ class Documents:
         return MeasuredFile(file, source.budget, len(sizes), shown, drawn, begun)
 
     async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
-        """Check that a request could use this PDF, and return its pages' sizes. Raises ImageError
-        and EngineUnavailable, and InvalidRequest for an unreadable PDF or another type of document.
+        """Check that a request may use this PDF, and return the sizes of its pages.
+
+        Raises ImageError and EngineUnavailable, and InvalidRequest for an unreadable PDF or another
+        type of document.
         """
         file = (await reads.fetch(source.url)).encoded
         _check_readable(file.data, source.param)
@@ -238,7 +250,11 @@ class Documents:
         return tuple(pages)
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Draw the page again if its PNG was freed. Raises ImageError if it looks different now."""
+        """Return the decode jobs of a page's image, or None if its bytes are gone. A page whose PNG
+        was freed is drawn again.
+
+        Raises ImageError if the new drawing differs.
+        """
         page = image.encoded.page
         if image.there or page is None:
             return jobs_of(image) if image.there else None
@@ -267,7 +283,7 @@ class Documents:
     async def _known(
         self, measured: MeasuredFile, texts: bool, salt: str, requester: Requester
     ) -> _Known:
-        """Look up the texts, and the hashes of pages drawn in this way, in the metadata.
+        """Return the cached texts of pages, and the cached hashes of pages drawn in this way.
 
         Metadata of a selection of pages are stored separately from metadata of all pages.
         """
@@ -306,7 +322,9 @@ class Documents:
 
 
 def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the indices of the requested pages, or of all. Raises ImageError if one is missing."""
+    """Return the indices of the requested pages, by default of all. Raises ImageError if the file
+    lacks one.
+    """
     for number in numbers:
         if number > count:
             pages = f"{count} page{'s' * (count != 1)}"
@@ -317,7 +335,9 @@ def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _way(drawing: PageDrawing) -> Sequence[object]:
-    """Return the part of the metadata's name for how a page is drawn: its size, and any region."""
+    """Return the values that identify how a page is drawn, as a part of the metadata's name: its
+    size, and any region.
+    """
     box = drawing.box
     return drawing.size if box is None else (drawing.size, (box.top, box.left, *drawing.kept))
 
@@ -327,8 +347,10 @@ def _packed(*facts: object) -> bytes:
 
 
 def _metadata_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> bytes:
-    """Return the name of a type of metadata for the file with this digest. more: how pages are
-    drawn.
+    """Return the cache key of metadata for the file with this digest.
+
+    kind: the type of metadata.
+    more: how pages are drawn.
     """
     facts = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, file, more))
     return blake3(facts).digest()

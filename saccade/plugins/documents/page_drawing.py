@@ -1,4 +1,4 @@
-"""Decides how a page is drawn: at which size, and which region of it is kept.
+"""Decides how a page is drawn: at which size, and to which region it is cropped.
 
 A region has a separate scale, so that it is drawn in more detail than the whole page.
 """
@@ -18,26 +18,28 @@ from saccade.media.sources.source import ImageRegion
 POINTS = 72
 """Points per inch."""
 PIXELS_PER_INCH = {"low": 108, "auto": 108, "high": 216, "original": 216}
-"""The default resolution, within the model's bounds: A4 has 1.1 Mpx, or 4.5 at high."""
+"""Default pixels per inch by `detail`, within the model's bounds. An A4 page has 1.1 Mpx, or 4.5
+Mpx with high.
+"""
 MAX_SCALE = 600 / POINTS
-"""The maximum pixels per point in a region."""
+"""Maximum pixels per point in a region."""
 MAX_PIXELS = 40_000_000
 """Maximum pixels of a page from which a region is cropped. A4 fits at 600 pixels per inch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageSize:
-    """The size in points of page `number`, upright."""
+    """The size in points of page `number`, after rotation to upright."""
 
     number: int
     height: float
     width: float
 
     def draw(self, spec: FamilySpec, budget: Budget, region: ImageRegion | None) -> PageDrawing:
-        """Return how the page, or the `region` of it, is drawn for the model.
+        """Return the size at which the page, or its `region`, is drawn for the model.
 
-        If possible, the drawing has the size at which the model encodes it, so that it is not
-        resized. Raises ImageError for a region outside the page, and for an unsupported shape.
+        If possible, this is the size at which the model encodes it, so that it is not resized.
+        Raises ImageError for a region outside of the page, and for an unsupported aspect ratio.
         """
         bounds = budget.apply(spec.pixel_bounds)
         if region is not None:
@@ -104,8 +106,8 @@ class PageSize:
 def _fitted(
     spec: FamilySpec, size: Size, bounds: PixelBounds, told: str, param: str | None
 ) -> Size:
-    """Return the size at which the model encodes an image of `size`, if it is not also padded or
-    tiled.
+    """Return the size at which the model encodes an image of `size`. If the model pads or tiles it,
+    return `size`.
     """
     try:
         recipe = spec.recipe(*size, bounds)

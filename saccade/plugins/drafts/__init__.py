@@ -1,4 +1,4 @@
-"""Speculative decoding with draft tokens from earlier answers, the prompt, or an MTP head."""
+"""Speculative decoding. Draft tokens are from earlier answers, the prompt, or an MTP head."""
 
 from __future__ import annotations
 

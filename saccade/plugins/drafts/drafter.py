@@ -25,13 +25,17 @@ from saccade.sched.sequence import Sequence
 Ids = npt.NDArray[np.int32]
 
 MIN_MATCH = 3
-"""Minimum number of latest tokens that must match before a position to draft from it."""
+"""Minimum number of latest tokens that must match the tokens before an earlier position, so that
+the tokens after it are used as drafts.
+"""
 MAX_MATCH = 8
-"""Maximum number of tokens compared. Of the positions with the longest match, the latest one with
-enough tokens after it is used.
+"""Maximum number of latest tokens that are compared. Of the positions with the longest match, the
+latest one with enough tokens after it is used.
 """
 LEAD = MAX_MATCH
-"""Prompt tokens stored before an answer, so that its first token can be drafted, too."""
+"""Number of the prompt's last tokens that are stored before an answer, so that its first token can
+be drafted, too.
+"""
 IMAGES = 4
 """The number of a request's images whose earlier answers are searched, the latest first."""
 ANSWER_TOKENS = 4096
@@ -41,47 +45,53 @@ IMAGE_TOKENS = 16_384
 KEPT_TOKENS = 1 << 20
 """Maximum stored tokens in total, which take 4 MiB."""
 END = -1
-"""Separates answers; not a token."""
+"""Separates stored answers. It is not a token ID."""
 
 
 HEAD_TOKENS = 3
-"""Maximum draft tokens per step from an MTP head. Each one is computed from the one before."""
+"""Maximum draft tokens per step from an MTP head, which computes each one from the previous one."""
 TRIAL = 16
-"""If an MTP head's drafts are not worth their cost, one is requested every so many tokens."""
+"""If the drafts of an MTP head are not worth their cost, one is requested once per this many
+tokens.
+"""
 MARGIN = 1.1
-"""The minimum predicted speedup. A sequence with drafts has to wait for their result, and its plans
-have one step each. If rows cost as assumed, a single accepted token does not reach it.
+"""The minimum predicted speedup. A sequence with draft tokens has to wait for their result, and
+each of its plans has only one step. If rows cost as assumed, a single accepted token does not reach
+it.
 """
 BUSY_ROWS = 4
-"""With more rows than this in a batch, nothing is drafted: it would speed up some sequences and
-delay others, and the batch would break up into steps with some of its rows each.
+"""Maximum rows in a batch for drafting. In larger batches, drafts would speed up some sequences and
+delay others, and split the batch into steps with fewer rows each.
 """
 FIRST_RATE = 0.7
-"""The assumed acceptance rate before any draft token was sampled."""
+"""Assumed acceptance rate while no draft token has been sampled."""
 MEMORY = 0.15
-"""The minimum weight of one draft token's outcome in a sequence's acceptance rate, which is the
-mean of its first few outcomes. So a sequence whose first draft is rejected stops drafting.
+"""Minimum weight of one draft token's outcome in a sequence's acceptance rate. The rate starts as
+the mean of the first few outcomes, so a sequence whose first draft token is rejected stops
+drafting.
 """
 DEFAULT_MEMORY = 0.03
-"""The same for the acceptance rate of all sequences, which is the initial one of a new sequence."""
+"""Minimum weight of one draft token's outcome in the acceptance rate over all sequences, with which
+a new sequence starts.
+"""
 ROW_COST = 0.06
-"""The assumed cost of one more row, relative to a step with one row. 8 rows in 8 bits were measured
-to take 1.28 to 1.5 times as long as one.
+"""The assumed cost of one more row, relative to a step with one row. Measured with 8-bit weights: 8
+rows take 1.28 to 1.5 times as long as one.
 """
 MIN_COST, MAX_COST = 0.005, 1.0
 WEIGHT = 0.02
-"""The minimum weight of the latest step in the fit, reached after fifty steps."""
+"""Minimum weight of the latest step in the fit. It is reached after fifty steps."""
 SPREAD = 1.0
-"""The variance of the number of rows at which measurements weigh as much as `ROW_COST`."""
+"""The variance of the number of rows at which measurements and `ROW_COST` have equal weights."""
 OUTLIER = 3.0
-"""The duration of a step is clipped to this multiple of the mean because outliers have other
-causes.
+"""The duration of a step is clipped to this multiple of the mean, because outliers have other
+causes than the number of rows.
 """
 
 
 class Untried(NamedTuple):
-    """Draft tokens that were too unlikely to be tried, for the positions from `place` on. They are
-    compared with the tokens that are sampled there.
+    """Draft tokens that were too unlikely to be tried, for positions from `place` on. They are
+    compared with the tokens that are sampled there, to update the acceptance rate.
     """
 
     place: int
@@ -91,7 +101,7 @@ class Untried(NamedTuple):
 
 @dataclass(slots=True)
 class Speculation:
-    """The draft tokens of one run of a sequence."""
+    """The state of drafting for one run of a sequence."""
 
     # the draft tokens in flight
     draft_tokens: list[int] = field(default_factory=list)
@@ -115,7 +125,7 @@ class Speculation:
     head: HeadDrafts | None = None  # the latest draft tokens of the MTP head
 
     def known(self, tokens: Tokens[int]) -> Ids:
-        """Return all tokens of the sequence as an array, which is extended by each call."""
+        """Return all tokens of the sequence as an array. Each call appends the new tokens."""
         if len(tokens) > len(self.tokens):
             grown = np.empty(2 * len(tokens), np.int32)
             grown[: self.length] = self.tokens[: self.length]
@@ -127,7 +137,7 @@ class Speculation:
 
 
 class Drafter:
-    """Drafts for all sequences of a scheduler."""
+    """Proposes draft tokens for all sequences of a scheduler."""
 
     def __init__(self, most: int, *, head: bool = False) -> None:
         self.most = most  # maximum draft tokens per step and sequence
@@ -140,9 +150,9 @@ class Drafter:
         self._kept = 0
 
     def allows(self, request: Request) -> bool:
-        """Return True if drafts do not change the tokens sampled.
+        """Return True if draft tokens do not change the request's sampled tokens.
 
-        They may with an adapter, whose results depend on neighboring rows.
+        With an adapter they may, because its results depend on neighboring rows.
         """
         return request.reading is None and not request.adapter.number
 
@@ -178,8 +188,8 @@ class Drafter:
         return found[ahead : ahead + count]
 
     def count_for_head(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
-        """Return how many draft tokens to request from the MTP head, after the token that the next
-        row samples.
+        """Return how many draft tokens to request from the MTP head, to follow the token that the
+        next row samples.
 
         The next plan waits for them.
         """
@@ -202,8 +212,8 @@ class Drafter:
         speculation.draft_tokens = []
 
     def _compare(self, sequence: Sequence, speculation: Speculation) -> bool:
-        """Compare the untried draft tokens with the sequence's. Return False if these are not all
-        known yet.
+        """Compare untried draft tokens with the sequence's tokens. Return False if some of these
+        are not known yet.
         """
         if speculation.untried is None:
             return True
@@ -229,7 +239,9 @@ class Drafter:
             self._usual[source] += DEFAULT_MEMORY * (outcome - self._usual[source])
 
     def _find(self, sequence: Sequence, speculation: Speculation, count: int) -> list[int]:
-        """Return up to `count` tokens that followed an earlier occurrence of the latest tokens."""
+        """Return up to `count` tokens that followed an earlier occurrence of the sequence's latest
+        tokens.
+        """
         known = speculation.known(sequence.tokens)
         newest = known[-MAX_MATCH:]
         images = [image.key for image in reversed(sequence.request.images)][:IMAGES]
@@ -252,7 +264,7 @@ class Drafter:
         return found[: found.index(END)] if END in found else found
 
     def keep_answer(self, sequence: Sequence) -> None:
-        """Store a finished answer because later answers may repeat it."""
+        """Store a finished answer, since later answers may repeat it."""
         if not sequence.request.images or not sequence.output_length:
             return
         start = sequence.prompt_length
@@ -311,10 +323,14 @@ def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
 
 
 def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
-    """Return the number of draft tokens, up to `most`, with the best ratio of tokens to cost.
+    """Return the number of draft tokens, up to `most`, with the best ratio of expected tokens to
+    cost.
 
-    Returns 0 if not even one is worth its row. rows: the step's rows without drafts. rate: the
-    probability that a draft token is accepted if all before it were. row_cost: as `StepCosts.row`.
+    Returns 0 if not even one is worth the cost of its row.
+
+    rate: the probability that a draft token is accepted if all before it were.
+    rows: the number of rows in the step without draft tokens.
+    row_cost: as `StepCosts.row`.
 
     In a batch, a sequence with drafts waits while the others continue with the next plan, so the
     comparison is with two steps.
@@ -336,9 +352,10 @@ def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
 
 
 class StepCosts:
-    """A linear fit of the duration of steps by their number of rows.
+    """Fits the duration of steps as a linear function of their number of rows.
 
-    It is a moving average, because the machine's load and the sequences' lengths change.
+    The fit is a moving average, because the load of the machine and the lengths of sequences
+    change.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -360,9 +377,11 @@ class StepCosts:
         return min(max(each / one, MIN_COST), MAX_COST)
 
     def ended(self, plan: Plan, planned: float) -> None:
-        """Record the end of a step whose plan was submitted at `planned`.
+        """Record the end of a step, and its duration.
 
-        Steps run one after another: a step starts when the one before ends, or when it is
+        planned: the time at which the step's plan was submitted.
+
+        Steps run one after another: a step starts when the previous one ends, or when it is
         submitted.
         """
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Draft tokens in steps: their rows, their masks, and which of them are accepted.
+"""Plans the rows and masks of draft tokens in steps, and decides which of them are accepted.
 
 `drafter.py` proposes draft tokens, and this module plans and checks them. A draft token is accepted
 if the row before it was accepted and has sampled it. A run with draft tokens in flight waits for
@@ -28,7 +28,7 @@ from saccade.sched.sequence import Run, Sequence
 
 
 class SpeculativeDecoding(StepPart):
-    """Speculative decoding of all sequences."""
+    """Plans and verifies the draft tokens of all sequences."""
 
     def __init__(self, context: PartContext) -> None:
         limits = context.limits
@@ -43,11 +43,11 @@ class SpeculativeDecoding(StepPart):
     # ---- plan
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:  # noqa: ARG002
-        """Start without draft tokens."""
+        """Start the run without draft tokens."""
         self._runs[run] = Speculation()
 
     def limit_steps(self, sequence: Sequence, run: Run, rows: int, most: int) -> int:
-        """Return 1 if draft tokens are in flight, or may follow the next row."""
+        """Return 1 if draft tokens are in flight or may follow the next row, or else `most`."""
         speculation = self._runs[run]
         drafts = run.waits or speculation.sends_newest or self.drafter.head
         return 1 if drafts or self._may_draft(sequence, run, rows) else most
@@ -58,7 +58,9 @@ class SpeculativeDecoding(StepPart):
     def decode(
         self, sequence: Sequence, run: Run, builder: PlanBuilder, parts: Iterable[StepPart]
     ) -> Row:
-        """Plan the row of the latest token, and a row for each draft token after it."""
+        """Plan the row of the latest token and a row for each draft token after it, and return the
+        first.
+        """
         speculation, width = self._runs[run], builder.width
         single = builder.steps == 1
         draft_tokens = self._propose(sequence, run, speculation, width, parts) if single else []
@@ -83,8 +85,8 @@ class SpeculativeDecoding(StepPart):
         width: int,
         parts: Iterable[StepPart],
     ) -> list[int]:
-        """Return draft tokens, as many as the pages, the answer's length, the workers' rows and
-        states, and the other parts allow.
+        """Return draft tokens, limited by the free pages, the length of the answer, the rows and
+        states of workers, and the other parts.
 
         Only free pages are used for draft tokens, so nothing is evicted.
         """
@@ -106,7 +108,7 @@ class SpeculativeDecoding(StepPart):
         return draft_tokens
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:  # noqa: ARG002
-        """Make a chunk resume from the state after the last accepted token."""
+        """Make the row resume from the state after the last accepted token."""
         if not run.waits:
             self._resume(run, self._runs[run], builder)
 
@@ -119,9 +121,9 @@ class SpeculativeDecoding(StepPart):
         speculation.lines = []
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:
-        """Return the mask of a row that has draft tokens after it, or of one of these.
+        """Return the mask of a row followed by draft tokens, or of a draft token's row.
 
-        Call it for the rows in order. Returns None for a run without draft tokens. Raises
+        Call this for the rows in order. Returns None for a run without draft tokens. Raises
         InvalidRequest if the grammar has become too complex.
         """
         speculation = self._runs[run]
@@ -207,7 +209,7 @@ class SpeculativeDecoding(StepPart):
         return right
 
     def _tell(self, sequence: Sequence, run: Run, right: int = 0, wrong: int = 0) -> None:
-        """Add to a sequence's counts of accepted and wrong draft tokens."""
+        """Add to a sequence's counts of accepted (`right`) and rejected (`wrong`) draft tokens."""
         source, account = self._runs[run].source, sequence.account
         by_source = {each.source: each for each in account.draft_counts}
         before = by_source.get(source, DraftCounts(source, 0, 0))
@@ -229,7 +231,7 @@ class SpeculativeDecoding(StepPart):
     # ---- after the run
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
-        """Store the answer because later answers may repeat it."""
+        """Store the answer, since later answers may repeat it."""
         if reason in ("stop", "length"):
             self.drafter.keep_answer(sequence)
         self._release(self._runs[run])

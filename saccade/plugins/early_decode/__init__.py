@@ -1,4 +1,4 @@
-"""Images of chats decoded while the rest of their body arrives."""
+"""Decodes images in chats while the rest of the request body arrives."""
 
 from saccade.plugin import Http, Plugin
 

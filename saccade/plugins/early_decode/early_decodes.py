@@ -33,18 +33,22 @@ from saccade.media.workers.worker_slots import UNSETTLED
 from saccade.plugins.early_decode.image_finder import ImageFinder, Text
 
 MAX_WAITING = 4
-"""Maximum images of a body in the queue. Older ones are decoded when the engine requests them."""
+"""Maximum queued images per body. Older ones are decoded only when the engine requests them."""
 MAX_UNUSED, UNUSED_SECONDS = 3, 600.0
-"""If early decodes were unused in this many bodies in a row, a client gets none for this time."""
+"""After this many consecutive bodies whose early decodes were unused, the client's images are not
+decoded early for UNUSED_SECONDS.
+"""
 MAX_CLIENTS = MAX_FINGERPRINTS = 1 << 12
 SAMPLES, SAMPLE_BYTES = 16, 32
-"""How many samples of a text its fingerprint contains, and their size. It also has the length."""
+"""Number and size of the samples of an image's base64 in its fingerprint, which also contains the
+length.
+"""
 
 _numbers = itertools.count()
 
 
 class EarlyDecodes:
-    """Creates a watcher for each body of a server."""
+    """Creates a watcher for each request body of a server."""
 
     def __init__(self, front: RequestManager) -> None:
         self.media = front.intake.media
@@ -53,7 +57,9 @@ class EarlyDecodes:
         self.running: set[asyncio.Task[None]] = set()
         self._fingerprints: LRUCache[bytes, bool] = LRUCache(MAX_FINGERPRINTS)
         self._unused: TTLCache[tuple[str, str], int] = TTLCache(MAX_CLIENTS, UNUSED_SECONDS)
-        """By a client's key and address: bodies in a row."""
+        """By the client's key and address, the number of consecutive bodies with unused early
+        decodes.
+        """
 
     def __call__(self, body: BufferedBody) -> ArrivingBody | None:
         """Return a watcher for the body, or None if the client's images are not decoded early."""
@@ -63,8 +69,8 @@ class EarlyDecodes:
         return ArrivingBody(self, body)
 
     def is_new(self, client: Client, text: Text) -> bool:
-        """Return False if the client has probably sent this image before, as with most images of a
-        chat. This reads only samples of the text.
+        """Return False if the client has probably sent this image before, as is the case for most
+        images of a chat. Reads only samples of the base64.
         """
         name = blake3(repr((_name(client), _fingerprint(text))).encode()).digest()
         if name in self._fingerprints:
@@ -80,7 +86,10 @@ class EarlyDecodes:
 
 
 class EarlyImage:
-    """One image, and its decode. `used` is True once the engine has its pixels."""
+    """One image of a body, and its decode.
+
+    used: whether the engine has got its pixels.
+    """
 
     def __init__(self, body: ArrivingBody, data: bytes, name: bytes) -> None:
         self.digest = name
@@ -122,12 +131,12 @@ class EarlyImage:
         self._body.count()
 
     def settle(self, tenant: str) -> None:
-        """Assign a queued decode to the tenant."""
+        """Assign a queued decode to a tenant, which makes its results usable."""
         if self._job is not None and not self._job.running:
             self._job.tenant = tenant
 
     async def write_to(self, target: memoryview, job: Job) -> bool:
-        """Implement `EarlyPixels.write_to`."""
+        """Copy the decoded pixels to `target`. Implements `EarlyPixels.write_to`."""
         early = self._job
         if early is None or (job.recipe, job.region, job.frame) != (early.recipe, None, None):
             return False
@@ -188,8 +197,9 @@ class ArrivingBody:
                 await self._start(text)
 
     async def _start(self, text: Text) -> None:
-        """Hash an image, and decode it unless its tenant has sent it before. Raises ValueError if
-        the text is not base64.
+        """Hash an image, and start decoding it unless its tenant has sent it before.
+
+        Raises ValueError if the text is not valid base64.
         """
         reader = self.server.media.reader
         nbytes = sum(map(len, text))
@@ -210,13 +220,13 @@ class ArrivingBody:
         return sum(image.nbytes for image in self._images.values())
 
     def count(self) -> None:
-        """Count the bytes of images and pixels. Raises Overloaded if they exceed the available
-        budget.
+        """Count the bytes of images and pixels against the memory budget. Raises Overloaded if they
+        exceed it.
         """
         self._share.resize(self._num_buffered)
 
     async def settle(self, tenant: str) -> None:
-        """Assign headers and pixels to the tenant, or drop them if it is not the probable one."""
+        """Assign headers and pixels to the tenant. If it is not the expected tenant, drop them."""
         if self._tenant is not None:
             return
         self._tenant = tenant
@@ -235,7 +245,7 @@ class ArrivingBody:
         media.decoders.pool.settle(unsettled, tenant)
 
     def close(self) -> None:
-        """Release everything that was not used."""
+        """Release all images and pixels that were not used."""
         self._waiting.clear()
         images, self._images = self._images, {}
         early = self.server.media.decoders.early

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 MIN_TEXT = 1 << 16
 """Minimum characters of an image for an early decode. Decoding a smaller one takes about 1 ms."""
 MAX_SHORT = 1 << 10
-"""After this many shorter strings, the rest of the body is not scanned."""
+"""Maximum number of shorter strings. After them, the rest of the body is not scanned."""
 _START = re.compile(rb'"data(?::image/[a-z.+-]{1,20};base64,|"\s{0,4}:\s{0,4}")')
 _MAX_START = 48
 
 Text = list[memoryview]
-"""An image's base64, as chunks of the body."""
+"""The base64 of an image, as chunks of the body."""
 
 
 class ImageFinder:
-    """Scans one body."""
+    """Scans one body for images."""
 
     def __init__(self) -> None:
         self._tail = b""  # the last bytes, in case an image's prefix is split between two chunks
@@ -29,7 +29,7 @@ class ImageFinder:
         self._num_short = 0
 
     def feed(self, chunk: bytes) -> Iterator[Text]:
-        """Take the next bytes, and yield the images that they complete."""
+        """Scan the next bytes of the body, and yield the images that they complete."""
         offset = 0
         while self._num_short < MAX_SHORT:
             if self._text is None:
@@ -48,7 +48,9 @@ class ImageFinder:
                 self._num_short += 1
 
     def _find_start(self, chunk: bytes, offset: int) -> int:
-        """Return where the next image's base64 starts, or -1."""
+        """Return the index in `chunk` where the next image's base64 starts, or -1 if there
+        is none.
+        """
         tail, self._tail = self._tail, b""
         match = _START.search(tail + chunk[:_MAX_START]) if tail else None
         if match is not None and match.start() < len(tail):

@@ -1,4 +1,6 @@
-"""Servers that only encode images, and how servers with role language request embeddings."""
+"""Servers that only encode images, and the client with which servers of role language request
+embeddings.
+"""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ from saccade.sched.turns import TurnQueue, in_turn
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """An embedding that is being copied to the arena."""
+    """An embedding that is being copied to the arena, and its offset there."""
 
     sequence: Sequence
     offset: int
 
 
 class EncodeScheduler:
-    """A `protocol.Scheduler` whose results are embeddings."""
+    """A scheduler whose results are embeddings. Implements `protocol.Scheduler`."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class EncodeScheduler:
         return not (self._ids or self._flights or self._unused or self.image_scheduler.busy)
 
     def add_request(self, request: Request) -> list[Delta]:
-        """Queue a request for an image, under a new ID.
+        """Queue a request for the embedding of one image, under a new ID.
 
-        A request that cannot be served gets its final delta at once.
+        Returns the final delta of a request that cannot be served, or else an empty list.
         """
         assert request.id not in self._ids and not request.grammar and len(request.images) == 1
         image = request.images[0]
@@ -107,13 +107,13 @@ class EncodeScheduler:
         return known and all(other == image for other in others if other.key == image.key)
 
     def abort(self, id: str) -> list[Delta]:
-        """Drop a request, because the client has left or has received the embedding."""
+        """Remove a request whose client has disconnected or has received the embedding."""
         if (offset := self._told.pop(id, None)) is not None:
             self._memory.free(offset)
         return [self._finish(self._ids[id], Delta(id, finish="abort"))] if id in self._ids else []
 
     def fail_all(self, error: str) -> list[Delta]:
-        """Fail all requests with this error."""
+        """Fail all requests with this error, and return their final deltas."""
         return [
             self._finish(sequence, Delta(id, finish="error", error=error))
             for id, sequence in list(self._ids.items())
@@ -125,9 +125,9 @@ class EncodeScheduler:
         pixels: bytes = b"",  # noqa: ARG002
         tiles: tuple[bytes, ...] = (),
     ) -> list[Delta]:
-        """Record that the front has decoded an image to the slot named in `Notices.want`.
+        """Record that the front has decoded an image to the slot that `Notices.want` named.
 
-        Ignores `pixels`, because requests name the embedding's key.
+        Ignores `pixels`, because requests contain the embedding's key.
         """
         self.image_scheduler.pixels_ready(key, tiles=tiles)
         return []
@@ -140,7 +140,9 @@ class EncodeScheduler:
         ]
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Drop unused embeddings and pixels; on disk only if `disk` is True."""
+        """Drop unused embeddings and pixels. Embeddings on disk are only dropped if `disk`
+        is True.
+        """
         if embeddings:
             self.image_scheduler.flush(disk)
 
@@ -153,13 +155,13 @@ class EncodeScheduler:
         self._unused = FreeMemory()
 
     def take_notices(self) -> Notices:
-        """Return the notices for the front, and clear them."""
+        """Return the pending notices for the front, and clear them."""
         return self.image_scheduler.take_notices()
 
     # ---- plan
 
     def plan(self) -> Plan:
-        """Return the next step, as in `protocol.Scheduler`."""
+        """Return the plan of the next step, as in `protocol.Scheduler`."""
         builder, deliveries = self._draft()
         works = builder.works or self._unused is not None
         tower = self.image_scheduler.tower(False, False) if works or not self._flights else 0
@@ -181,7 +183,9 @@ class EncodeScheduler:
         return builder, deliveries
 
     def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
-        """Deliver embeddings to requests with encoded images, round-robin, while there is space."""
+        """Plan copies of embeddings to the arena, round-robin over requests with encoded images,
+        while there is space.
+        """
         found: list[_Delivery] = []
         exceed = not (self.running or self._flights)
         for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):
@@ -220,7 +224,7 @@ class EncodeScheduler:
     # ---- apply
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Apply the result of the oldest plan in flight."""
+        """Apply the result of the oldest plan in flight, and return the deltas for its requests."""
         plan, deliveries = self._flights.popleft()
         assert plan.step == result.step, "results come in the order of plans"
         # The results for images.
@@ -277,11 +281,11 @@ class EncodeScheduler:
 
     @property
     def unsent(self) -> frozenset[str]:
-        """The requests whose embeddings have not been sent yet."""
+        """The IDs of requests whose embeddings have not been sent yet."""
         return frozenset(self._told)
 
     def audit(self) -> None:
-        """Assert that all memory for embeddings is free, being copied or being sent."""
+        """Assert that all of the memory for embeddings is free, being copied to, or being sent."""
         self.image_scheduler.audit()
         copying = {each.offset for _, deliveries in self._flights for each in deliveries}
         assert self._memory.taken == copying | set(self._told.values())
@@ -293,7 +297,7 @@ def build_encode_scheduler(
     saved: Iterable[tuple[ImageKey, int]],
     arena_bytes: int,
 ) -> EncodeScheduler:
-    """Build the scheduler of an engine that only has a vision encoder."""
+    """Create the scheduler of an engine that only has a vision encoder."""
     limits = limits_of(config, spec, arena_bytes)
     embeddings = build_embeddings(config, spec, saved)
     return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))

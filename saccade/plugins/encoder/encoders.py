@@ -1,4 +1,5 @@
-"""Image embeddings from encoder servers (`--encoders`), instead of decoding and encoding locally.
+"""Requests image embeddings from encoder servers (`--encoders`), instead of decoding and encoding
+locally.
 
 This module selects an encoder, applies the time limit, and checks the response. After any failure,
 this server encodes the image itself, and a metric counts the failure by its kind.
@@ -46,31 +47,33 @@ from saccade.plugins.encoder.exchange import (
 log = logging.getLogger("saccade")
 
 SEND_CHUNK_BYTES = 16 * DISK_BLOCK
-"""Larger images are first requested by their hash, and sent only if the encoder does not have them.
+"""Images above this size are first requested by their hash, and sent only if the encoder does not
+have them.
 """
 MAX_CONCURRENT_REQUESTS = 16
-"""Maximum concurrent requests to one encoder. Others wait, and the wait counts in `fetch_timeout`.
+"""Maximum concurrent requests to one encoder. Others wait, and the wait counts in
+`fetch_timeout`.
 """
 AWAY_SECONDS = 1.0
 MAX_AWAY_SECONDS = 60.0
-"""How long an encoder gets no requests after a failure. The pause doubles with each consecutive
-failure, up to the maximum.
+"""Maximum seconds without requests to an encoder after a failure. The pause doubles with each
+consecutive failure.
 """
 CHECK_SECONDS = 1.0
-"""The minimum interval between two reads of the `--encoders` file."""
+"""Minimum seconds between two reads of the `--encoders` file."""
 CHECK_TIMEOUT = 1.0
-"""Maximum seconds to wait for that file. After a timeout, the previous list is used."""
+"""Maximum seconds to wait for the `--encoders` file. After a timeout, the previous list is used."""
 MAX_LISTED = 1 << 16
-"""The number of characters read from that file."""
+"""Maximum number of characters that are read from the `--encoders` file."""
 MAX_ERROR_BYTES = 2000
-"""The number of bytes that are read from an error response."""
+"""Maximum bytes that are read from an error response."""
 
 
 class NoEmbedding(Exception):
     """Raised if an encoder returned no usable embedding.
 
     kind: the value of `outcome` in `saccade_encoder_images_total`.
-    lasting: whether requests for other images are expected to fail too.
+    lasting: whether requests for other images are expected to fail, too.
     """
 
     def __init__(self, kind: str, why: str, lasting: bool = True) -> None:
@@ -80,8 +83,8 @@ class NoEmbedding(Exception):
 
 
 class _Encoder:
-    """One encoder server. After a failure, it gets no requests for `away` seconds, until
-    `away_until`.
+    """The state of one encoder server. After a failure, it gets no requests for `away` seconds,
+    until `away_until`.
     """
 
     def __init__(self, url: str) -> None:
@@ -109,16 +112,18 @@ class _Encoder:
 
 
 class Encoders:
-    """All encoder servers. They get requests only after `trust` has set the signature of this
-    server's vision encoder, since embeddings of another one would be wrong.
+    """All encoder servers.
+
+    They get requests only after `trust` has set the signature of this server's vision encoder,
+    since embeddings from a different vision encoder would be wrong.
     """
 
     def __init__(
         self, settings: RoleSettings, arena: Arena, metrics: Metrics, seconds: float = 10.0
     ) -> None:
-        """Read the encoders' URLs from the settings. `seconds` is the time limit per embedding.
+        """Read the encoders' URLs from the settings. Raises ConfigError.
 
-        Raises ConfigError.
+        seconds: the time limit per embedding.
         """
         self._settings = settings
         self._seconds = seconds
@@ -133,21 +138,22 @@ class Encoders:
         self._tasks: dict[ImageKey, asyncio.Task[EncoderOutcome]] = {}
 
     def trust(self, tower: Tower) -> None:
-        """Accept only embeddings of this vision encoder."""
+        """Use encoders only if they run this vision encoder."""
         self.tower = tower
 
     async def encode_image(self, opened: OpenedImage, slot: PixelSlot) -> EncoderOutcome:
-        """Request an opened image's embedding with `encode`."""
+        """Request the embedding of an opened image, as `encode` does."""
         return await self.encode(*question(opened, self.tower), slot)
 
     async def encode(
         self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
     ) -> EncoderOutcome:
-        """Request an embedding and write it to `slot`. The slot is not written after the call has
-        ended, even if it fails.
+        """Request an embedding and write it to `slot`. After the call has ended, even with an
+        error, the slot is not written any more.
 
-        `data` is the encoded image, or empty if its bytes are not in memory. Raises CancelledError
-        after `call_off`.
+        data: the encoded image, or empty if its bytes are not in memory.
+
+        Raises CancelledError after `call_off`.
         """
         key = wanted.image.key
         assert key not in self._tasks, "the engine asks for an image once at a time"
@@ -161,7 +167,7 @@ class Encoders:
         return answer
 
     def call_off(self, key: ImageKey) -> None:
-        """Cancel the request for an image."""
+        """Cancel the request for an image's embedding."""
         if key in self._tasks:
             self._tasks[key].cancel()
 
@@ -210,7 +216,9 @@ class Encoders:
         return EncoderOutcome(why.kind, (time.monotonic() - begun) * 1e3)
 
     async def _look(self, path: Path) -> None:
-        """Update the encoders from the file. After an error the previous list is used."""
+        """Update the list of encoders from the file. After an error, the previous list remains in
+        use.
+        """
         try:
             async with asyncio.timeout(CHECK_TIMEOUT):
                 listed = await asyncio.to_thread(_listed, path)
@@ -233,7 +241,8 @@ class Encoders:
     async def _exchange(
         self, encoder: _Encoder, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
     ) -> EmbeddingResult:
-        """Request an embedding from an encoder. If the data is large, request it by key first.
+        """Request an embedding from one encoder. If `data` is large, request the embedding by key
+        first.
 
         Raises NoEmbedding, WorkerDisconnected.
         """
@@ -269,7 +278,10 @@ class Encoders:
             return given
 
     def _check_head(self, answer: Head, wanted: EmbeddingRequest) -> EmbeddingResult:
-        """Raise NoEmbedding unless the response headers describe the requested embedding."""
+        """Return the embedding's description from the response headers.
+
+        Raises NoEmbedding if it differs from the requested embedding.
+        """
         headers = dict(answer.headers)
         try:
             given = json_decoder(EmbeddingResult).decode(headers[RESULT_HEADER.encode()])
@@ -305,7 +317,7 @@ class Encoders:
 
 
 def build_encoders(options: ServeOptions, arena: Arena, metrics: Metrics) -> Encoders:
-    """Build the encoders that these options name. Raises ConfigError."""
+    """Create the client of the encoders that these options list. Raises ConfigError."""
     return Encoders(
         options.of(RoleSettings), arena, metrics, options.of(FetchSettings).fetch_timeout
     )
@@ -333,13 +345,13 @@ def _listed(path: Path) -> list[str]:
 
 
 _EXPONENTS = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
-"""The exponent bits of each data type. They are all set in NaN and infinity."""
+"""The exponent bits of each dtype. All of them are set in NaN and infinity."""
 _CHECKED_BYTES = 1 << 20
-"""The number of bytes that are checked at a time, to bound temporary memory."""
+"""Number of bytes that are checked at a time, to bound temporary memory."""
 
 
 def _fault(values: memoryview, given: EmbeddingResult) -> str:
-    """Return a description of the error in an embedding's values, or ""."""
+    """Return what is wrong with an embedding's values, or "" if they are valid."""
     if blake3(values).hexdigest() != given.blake3:
         return "the checksum of an embedding is wrong"
     bits = _EXPONENTS[given.tower.dtype]
@@ -363,8 +375,10 @@ async def _said(pieces: AsyncIterator[bytes]) -> str:
 
 
 def _refusal(status: int, said: str) -> NoEmbedding:
-    """Convert an error response. It is not lasting if it concerns this image or the encoder's load:
-    the image may be unreadable or too large.
+    """Convert an error response to NoEmbedding.
+
+    If the error concerns this image (unreadable or too large) or the encoder's load, it is not
+    lasting.
     """
     lasting = status not in (400, 404, 413, 429)
     return NoEmbedding("refused", f"it returned {status}: {said}", lasting)

@@ -1,4 +1,4 @@
-"""Request and response of `ENCODE_PATH`, between a server of role language and an encoder.
+"""The request and response of `ENCODE_PATH`, between a server with role language and an encoder.
 
 POST  `EmbeddingRequest` as JSON in a header. Body: the encoded image, or the concatenated images of
       a video's frames, or empty if the encoder may have cached the embedding

@@ -43,7 +43,7 @@ from saccade.plugins.encoder.exchange import (
 )
 
 PIECE = 256 * 1024
-"""Bytes that are written to the connection at a time."""
+"""Number of bytes that are written to the connection at a time."""
 MAX_PIXELS = 1 << 48
 UNKNOWN = "no embedding with this key is cached: send the image's bytes"
 
@@ -54,7 +54,7 @@ def encode_routes(api: ApiContext) -> Sequence[Route]:
 
 
 class EmbeddingHandler:
-    """The request handler."""
+    """The handler of POST /internal/embedding."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
@@ -88,7 +88,9 @@ class EmbeddingHandler:
         return wanted
 
     def _check_size(self, image: Image) -> None:
-        """Check all numbers of an image before they are used. Raises InvalidRequest."""
+        """Check all numbers in an image's description before they are used. Raises
+        InvalidRequest.
+        """
         most = self._front.intake.spec.largest_image.pixels  # also bounds tokens and patches
         numbers: tuple[int, ...]
         for name, numbers in (
@@ -118,7 +120,9 @@ class EmbeddingHandler:
             raise
 
     async def _open(self, wanted: EmbeddingRequest, body: bytes, held: BufferedBody) -> OpenedImage:
-        """Open the image like any client's. Raises OtherTower if it is not the requested image."""
+        """Open the image like any client's. Raises OtherTower if the result is not the requested
+        image.
+        """
         client, salt = held.client, wanted.image.key.salt
         requester = Requester(client.share(""), client.name, held, client.tenant(salt))
         source = source_of(wanted, body, self._front.intake.spec.video)
@@ -134,7 +138,9 @@ class EmbeddingHandler:
 
     @asynccontextmanager
     async def _embedded(self, prepared: PreparedRequest) -> AsyncIterator[AnswerUpdate]:
-        """Yield the last event. The embedding remains in shared memory until the generator ends."""
+        """Run the engine, and yield its last update. The embedding stays in shared memory until the
+        context exits.
+        """
         try:
             async with aclosing(self._front.generate(prepared)) as events:
                 async for event in events:
@@ -163,7 +169,7 @@ class EmbeddingHandler:
 
 
 def source_of(wanted: EmbeddingRequest, body: bytes, rules: VideoRules | None) -> Source:
-    """Convert the body to the client's image or frames. Raises InvalidRequest."""
+    """Convert the body to an image or frames, as clients send them. Raises InvalidRequest."""
     if wanted.frames is None:
         budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
         return ImageSource(body, "image", budget)
@@ -200,7 +206,7 @@ def _too_large(field: str, number: int) -> InvalidRequest:
 def _prepare(
     wanted: EmbeddingRequest, opened: OpenedImage | None, held: BufferedBody
 ) -> PreparedRequest:
-    """Build an engine request for one image, with placeholder tokens."""
+    """Build the engine's request for one image, with placeholder tokens."""
     image = wanted.image
     request = Request(
         secrets.token_hex(12),

@@ -26,12 +26,15 @@ from saccade.runtime.weights.checkpoint_weights import load_tower
 
 
 def load_worker(spec: FamilySpec, folder: Path, **wanted: Any) -> Callable[..., TowerWorker]:
-    """Load the vision encoder. `wanted`: as in `load_tower`. Returns a factory of workers."""
+    """Load the vision encoder, and return a factory of workers.
+
+    wanted: as in `load_tower`.
+    """
     return partial(TowerWorker, load_tower(spec, folder, **wanted))
 
 
 class TowerWorker:
-    """One rank's vision encoder and embeddings."""
+    """Encodes images on one rank, and caches their embeddings."""
 
     def __init__(
         self,

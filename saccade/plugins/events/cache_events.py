@@ -26,7 +26,7 @@ from saccade.sched.scheduler import GenerationScheduler
 
 
 class CacheEvents:
-    """An `EnginePart` that publishes changes of the scheduler's caches."""
+    """Publishes changes of the scheduler's caches. Implements `EnginePart`."""
 
     def __init__(self, options: dict[str, Any], config: EngineConfig, scheduler: Scheduler) -> None:
         """Start publishing. Raises StartupError if an endpoint cannot be opened."""
@@ -71,7 +71,10 @@ class CacheEvents:
 
 
 class BlockEvents:
-    """A `PageListener` that publishes KV pages as blocks. medium: where they are stored."""
+    """Publishes KV pages as blocks. Implements `PageListener`.
+
+    medium: where the pages are stored.
+    """
 
     def __init__(self, publisher: Publisher, medium: str) -> None:
         self._publisher = publisher
@@ -105,7 +108,7 @@ class BlockEvents:
 
 
 class EmbeddingEvents:
-    """An `EmbeddingListener` that publishes embeddings."""
+    """Publishes embeddings. Implements `EmbeddingListener`."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher

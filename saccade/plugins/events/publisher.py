@@ -32,7 +32,7 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The addresses of a publisher. replay: None disables replays."""
+    """The addresses of a publisher. If `replay` is None, it does not replay missed batches."""
 
     publish: str
     replay: str | None = None
@@ -41,10 +41,10 @@ class Endpoints:
 
 
 class Publisher:
-    """Publishes the events of one cache. The engine calls `put`, and the thread does the rest.
+    """Publishes the events of one cache. The engine calls `put`, and a thread sends the events.
 
-    Sequence numbers start at the current time in nanoseconds, so they are higher than the numbers
-    of an earlier server. A reader that has missed a restart sees a gap, and its replay starts with
+    Sequence numbers start at the current time in nanoseconds, so they are higher than those of an
+    earlier server. A reader that has missed a restart notices a gap, and its replay starts with
     `cleared`, the first event.
     """
 
@@ -130,7 +130,9 @@ class Publisher:
         self.published += count
 
     def _replay(self) -> None:
-        """Answer a request, [..., first sequence number], with all buffered batches from it on."""
+        """Answer a replay request with all buffered batches from the requested sequence number on,
+        which is the last part of the message.
+        """
         assert self._replays is not None
         *sender, first = self._replays.recv_multipart()
         if len(first) != len(END_OF_REPLAY):
@@ -144,7 +146,9 @@ class Publisher:
 def _open(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, hwm: int, bind: bool = False
 ) -> zmq.Socket[bytes]:
-    """Bind a wildcard or ipc endpoint, as vLLM does, else connect. Raises StartupError."""
+    """Open a socket. It binds to a wildcard or ipc endpoint, as in vLLM, and otherwise connects.
+    Raises StartupError.
+    """
     socket = context.socket(kind)
     socket.set_hwm(hwm)
     socket.ipv6 = True

@@ -1,8 +1,8 @@
 """The events in MessagePack format.
 
-Batches and blocks have the format of vLLM (`vllm/distributed/kv_events.py`), as arrays, which all
-its readers support, with integers as hashes, its default. Embeddings, which vLLM does not publish,
-have similar events.
+Batches and blocks have the format of vLLM (`vllm/distributed/kv_events.py`). They are arrays, which
+all of its readers support, and hashes are integers, as by default in vLLM. Embeddings, which vLLM
+does not publish, have similar events.
 """
 
 from __future__ import annotations
@@ -69,12 +69,16 @@ class EventBatch(Struct, array_like=True):
 
 
 def block_hash(name: bytes) -> int:
-    """Return the last 64 bits of a page's hash, as vLLM does. Dynamo and Ray read no bytes."""
+    """Return the last 64 bits of a page's hash as an integer, as vLLM does. Dynamo and Ray do not
+    support hashes as bytes.
+    """
     return int.from_bytes(name[-8:], "big")
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """Merge events that continue the one before. Modifies `events`, which the caller must own."""
+    """Merge each event into the previous one where it continues that. Modifies the events in the
+    list, which the caller must own.
+    """
     result: list[Event] = []
     for event in events:
         if not (result and _join(result[-1], event)):
@@ -83,7 +87,7 @@ def merged(events: list[Event]) -> list[Event]:
 
 
 def _join(last: Event, event: Event) -> bool:
-    """Append `event` to `last` if possible. Returns whether it was."""
+    """Append `event` to `last` if it continues that. Returns whether it did."""
     match last, event:
         case BlockStored(), BlockStored():
             if event.parent_block_hash != last.block_hashes[-1]:

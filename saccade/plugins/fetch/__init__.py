@@ -1,4 +1,4 @@
-"""Images by URL: `http(s):`, and `file:` below one allowed directory."""
+"""Reads images by URL: `http(s):`, and `file:` below one allowed directory."""
 
 from saccade.plugin import Plugin, Requests
 

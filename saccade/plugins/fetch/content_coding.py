@@ -12,21 +12,22 @@ from collections.abc import Iterator
 from saccade.core.errors import ImageError
 
 PIECE = 1 << 18
-"""Maximum bytes of a chunk, which take half a millisecond."""
+"""Maximum bytes of a decoded chunk, which takes half a millisecond to decode."""
 MAX_MEMBERS = 16
-"""Maximum compressed streams in a gzip body."""
+"""Maximum number of concatenated compressed streams in a gzip body."""
 GZIP = ("gzip", "x-gzip")
 DEFLATE = "deflate"
 BY_HEADER, RAW = zlib.MAX_WBITS | 32, -zlib.MAX_WBITS
 
 
 class ContentDecoder:
-    """Decodes one body."""
+    """Decodes the body of one response."""
 
     def __init__(self, header: str, url: str) -> None:
-        """Set up the decoder. header: the body's Content-Encoding. url: for errors.
+        """Set up the decoder. Raises ImageError for an unsupported coding.
 
-        Raises ImageError for an unsupported coding.
+        header: the value of the Content-Encoding header.
+        url: the URL, for error messages.
         """
         names = [name.strip().lower() for name in header.split(",")]
         self._coding = ", ".join(name for name in names if name not in ("", "identity"))
@@ -68,7 +69,7 @@ class ContentDecoder:
             raise self._error("and is cut short")
 
     def _begin(self, data: bytes) -> zlib._Decompress:
-        """Select the decoder for the next compressed stream by its first two bytes."""
+        """Return the decoder for the next compressed stream, depending on its first two bytes."""
         self._members += 1
         if self._members > (1 if self._coding == DEFLATE else MAX_MEMBERS):
             raise self._error("and has trailing data")

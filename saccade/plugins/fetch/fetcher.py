@@ -1,4 +1,4 @@
-"""Gets an image's bytes by URL: `data:`, `http(s):`, or `file:` below one allowed directory.
+"""Reads the bytes of images by URL: `data:`, `http(s):`, or `file:` below one allowed directory.
 
 Bytes, seconds, redirects and hosts are limited. Concurrent fetches of one URL are combined
 (`single_flight.py`), and a fetch waits for its turn (`fairness.py`) before its timeout starts.
@@ -42,9 +42,9 @@ because it leaks connections if a waiting request is cancelled.
 """
 CLIENT_FETCHES = 64
 REQUEST_FETCHES = 32
-"""The maximum of these for one client, and for one request."""
+"""Maximum concurrent fetches for one client, and for one request."""
 LOCAL_READS, CLIENT_READS, REQUEST_READS = 32, 16, 8
-"""Threads that read `file:` URLs, and the maximum for one client and for one request."""
+"""Number of threads that read `file:` URLs, and the maximum for one client and for one request."""
 PATIENCE = 12
 """The maximum wait of a fetch for its turn, as a multiple of `fetch_timeout`."""
 CONNECT_TIMEOUT = 5.0
@@ -58,7 +58,9 @@ CACHE_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class _Trip:
-    """A fetch on its way through redirects, its timeout, and its latest request to a server."""
+    """The state of a fetch that may be redirected: its timeout, and its latest request to a
+    server.
+    """
 
     flight: ByteFlight
     clock: asyncio.Timeout
@@ -66,7 +68,7 @@ class _Trip:
 
 
 class Fetcher:
-    """Fetches for one server. `close` closes all connections."""
+    """Fetches URLs for one server. `close` closes all connections."""
 
     def __init__(self, options: ServeOptions, metrics: Metrics, resolve: Resolve = resolve) -> None:
         self._options = own = options.of(FetchOptions)
@@ -89,7 +91,7 @@ class Fetcher:
         self._exchanges: set[asyncio.Task[HttpResponse]] = set()
 
     async def fetch(self, url: str, salt: str, requester: Requester | None = None) -> bytes:
-        """Return the encoded bytes behind a URL. Bytes that are not part of the request count
+        """Return the bytes that a URL refers to. Bytes that are not part of the request count
         against the requester's budget.
 
         Raises ImageError if the bytes are missing or forbidden, TooLarge beyond `max_image_bytes`,
@@ -184,7 +186,9 @@ class Fetcher:
         headers: hishel.Headers,
         given_up: asyncio.Future[None],
     ) -> HttpResponse:
-        """Send a request to the server of `url`. Run it in a task that is never cancelled."""
+        """Send a request to the server of `url`, and return its response. Run this in a task that
+        is never cancelled.
+        """
         GIVEN_UP.set(given_up)
         target = httpcore.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
@@ -223,7 +227,7 @@ class Fetcher:
             return HttpResponse(response.status, hishel.Headers(fields), bytes(body))
 
     def _check(self, url: httpx.URL) -> None:
-        """Check that this hop is allowed, as far as that depends on the URL alone.
+        """Check that this URL is allowed, as far as that depends on the URL alone.
 
         Raises ImageError if it is not.
         """
@@ -251,8 +255,10 @@ class Fetcher:
     # ---- file:
 
     async def _read_local(self, url: str, flight: ByteFlight) -> bytes:
-        """Read a file in a thread. If a directory hangs, this only blocks requests for its files,
-        and at most a client's share of the threads.
+        """Read a file in a thread.
+
+        If the file's directory hangs, this blocks only requests for files, and at most the client's
+        share of the threads.
         """
         seconds, in_thread = self._options.fetch_timeout, asyncio.get_running_loop().run_in_executor
         step: asyncio.Future[BinaryIO] | asyncio.Future[bytes] | None = None
@@ -276,7 +282,7 @@ class Fetcher:
                 step.add_done_callback(partial(self._end_late, flight))
 
     def _end_late(self, flight: ByteFlight, step: asyncio.Future[Any]) -> None:
-        """Release the slot of a thread that returns after its fetch has ended."""
+        """Release the permit of a thread that returns after its fetch has ended."""
         self._disk_turns.leave(flight.ticket)
         if not step.cancelled() and step.exception() is None:
             found = step.result()

@@ -23,13 +23,13 @@ OPTIONS = hishel.CacheOptions(
 )  # a shared cache does not store responses that are marked private
 DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*(?:"([^"]*)"|([^,\s]*)))?', re.IGNORECASE)
 RULES = ("no-store", "no-cache", "private")
-"""Directives that hishel gets unchanged. It gets freshness as max-age only."""
+"""Directives that are passed to hishel unchanged. Freshness is passed only as max-age."""
 MAX_FRESH = (1 << 31) - 1
-"""The maximum lifetime in seconds of RFC 9111."""
+"""Maximum lifetime in seconds, as in RFC 9111, 1.2.2."""
 HEAD_BYTES = 2048
-"""The size that a response counts as in addition to its body."""
+"""The bytes that a response counts as in addition to its body."""
 SETTLED = 2
-"""The minimum age in seconds of a modification date for it to be unambiguous. Dates have a
+"""Minimum age in seconds at which a modification date identifies the content. Dates have a
 resolution of one second.
 """
 
@@ -45,7 +45,7 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """A stored response."""
+    """A response in the cache."""
 
     answer: HttpResponse
     stale: float  # the end of its freshness, by `time.monotonic`
@@ -55,7 +55,7 @@ class CachedResponse:
     def of(cls, answer: HttpResponse, asked: float) -> CachedResponse:
         """Create the stored form of a response.
 
-        asked: the time of the request, by `time.monotonic`.
+        asked: the time of the request, from `time.monotonic`.
         """
         headers = answer.headers
         began = time.time() - (time.monotonic() - asked)
@@ -64,8 +64,8 @@ class CachedResponse:
         return cls(answer, asked + freshness(headers, began), validators)
 
     def judged(self) -> hishel.Response:
-        """Return the response as hishel sees it. Its freshness is a max-age from now, and `date` is
-        now, so that hishel uses no heuristics.
+        """Return the response for hishel to judge. Its remaining freshness is passed as max-age,
+        and `date` is the current time, so that hishel uses no heuristics.
         """
         given = directives(self.answer.headers)
         left = max(0, int(self.stale - time.monotonic()))
@@ -76,7 +76,10 @@ class CachedResponse:
         return hishel.Response(self.answer.status, hishel.Headers(headers | self.validators))
 
     def confirmed(self, newer: hishel.Headers, asked: float) -> CachedResponse:
-        """Return the same body after a 304 response, whose headers replace the stored ones."""
+        """Return the same body with the headers of a 304 response, which replace the stored ones.
+
+        asked: the time of the request, from `time.monotonic`.
+        """
         before = _lists(self.answer.headers)
         for name in ("age", "date"):
             before.pop(name, None)
@@ -93,7 +96,7 @@ class CachedResponse:
 
 
 class HTTPCache:
-    """Responses by URL and tenant, as an LRU cache of `size` bytes."""
+    """An LRU cache of responses by URL and tenant, limited to `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._kept: LRUCache[tuple[str, str], CachedResponse] = LRUCache(
@@ -107,8 +110,8 @@ class HTTPCache:
         headers: hishel.Headers,
         send: Callable[[hishel.Headers], Awaitable[HttpResponse]],
     ) -> HttpResponse:
-        """Answer a GET request from the cache or by `send`, which may get additional headers to
-        revalidate a stored response.
+        """Answer a GET request from the cache or with `send`, which gets additional headers if a
+        stored response has to be revalidated.
 
         Only status 200 and redirects are cached, so failures are retried. Raises the exceptions of
         `send`.
@@ -150,10 +153,12 @@ class HTTPCache:
 
 
 def freshness(headers: hishel.Headers, asked: float) -> int:
-    """Return the freshness lifetime in seconds, counted from the request; 0 if the server specifies
-    none. asked: by `time.time`.
+    """Return the freshness lifetime in seconds, counted from the request, or 0 if the server
+    specifies none.
 
-    An invalid number or date means 0 instead of an error, as in RFC 9111, 4.2.
+    asked: the time of the request, from `time.time`.
+
+    As in RFC 9111, 4.2, an invalid number or date means 0 and is not an error.
     """
     given = directives(headers)
     if "no-cache" in given:
@@ -168,15 +173,19 @@ def freshness(headers: hishel.Headers, asked: float) -> int:
 
 
 def settled(headers: hishel.Headers, asked: float) -> bool:
-    """Return True if the last change was at least `SETTLED` seconds before the response. More
-    recent content may change again within the same second. asked: by `time.time`.
+    """Return True if the content was last modified at least `SETTLED` seconds before the response.
+    More recent content may change again within the same second.
+
+    asked: the time of the request, from `time.time`, which is used if the response has no date.
     """
     date, changed = _seconds(headers, "date"), _seconds(headers, "last-modified")
     return changed is not None and (asked if date is None else date) - changed >= SETTLED
 
 
 def directives(headers: hishel.Headers) -> dict[str, str]:
-    """Return the directives in `Cache-Control`. Of several with one name, the first one is used."""
+    """Return the directives in `Cache-Control`. If several have the same name, the first one is
+    used.
+    """
     found: dict[str, str] = {}
     for name, quoted, plain in DIRECTIVE.findall(headers.get("cache-control", "")):
         found.setdefault(name.lower(), quoted or plain)
@@ -188,13 +197,15 @@ def _lists(headers: hishel.Headers) -> dict[str, list[str]]:
 
 
 def _number(text: str) -> int:
-    """Parse a header's seconds. Anything else is 0."""
+    """Parse a number of seconds in a header. Returns 0 if it is invalid."""
     digits = text.strip().partition(",")[0]
     return int(digits[:11]) if digits.isascii() and digits.isdigit() else 0
 
 
 def _seconds(headers: hishel.Headers, name: str) -> float | None:
-    """Parse a header's date. Returns `None` if it is missing or malformed."""
+    """Parse a date in a header as seconds since the epoch. Returns `None` if it is missing or
+    malformed.
+    """
     try:
         found = parsedate_tz(headers.get(name, ""))
         return None if found is None else mktime_tz(found)

@@ -1,4 +1,4 @@
-"""Connections to checked addresses. A caller can abandon a connection.
+"""Opens connections to checked addresses. Callers can abandon a connection.
 
 A host is checked after it is resolved, so private addresses are rejected in any spelling (decimal,
 octal, hexadecimal, IPv4 in IPv6). The connection is made to the checked address.
@@ -34,7 +34,9 @@ REFUSED = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "
 
 
 def is_public(address: Address) -> bool:
-    """Return True for a public internet address. IPv4 addresses in IPv6 are unwrapped first."""
+    """Return True for a public internet address. IPv4 addresses embedded in IPv6 are unwrapped
+    first.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         inner = (
             address.ipv4_mapped
@@ -55,8 +57,8 @@ def is_public(address: Address) -> bool:
 
 
 LOOKUPS = ThreadPoolExecutor(128, "saccade-dns")
-"""Separate threads, so that a name server that does not answer cannot block other work. There are
-as many as fetches, started on demand.
+"""Separate threads for lookups, so that a name server that does not respond cannot block other
+work. There are as many threads as fetches. They start on demand.
 """
 
 
@@ -121,7 +123,9 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
 
 
 GIVEN_UP: ContextVar[asyncio.Future[None] | None] = ContextVar("given up", default=None)
-"""A task that sends a request sets this to a future. If it completes, the task ends soon."""
+"""A future that a task sets before it sends a request. Completing the future makes the task end
+soon.
+"""
 
 T = TypeVar("T")
 
@@ -140,7 +144,7 @@ class Network(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to a host. Raises httpcore.ConnectError if abandoned."""
+        """Connect to a host. Raises httpcore.ConnectError if the caller abandons the connection."""
         work = self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
         return _Stream(await until_given_up(work, httpcore.ConnectError))
 
@@ -176,7 +180,9 @@ class _Stream(httpcore.AsyncNetworkStream):
 
 
 async def until_given_up(work: Coroutine[Any, Any, T], error: type[Exception]) -> T:
-    """Return the result of `work`. Raises `error` if this task's future completes first."""
+    """Return the result of `work`. Raises `error` if this task's `GIVEN_UP` future
+    completes first.
+    """
     given_up = GIVEN_UP.get()
     if given_up is None:
         return await work

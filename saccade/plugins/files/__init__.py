@@ -1,9 +1,9 @@
-"""OpenAI's and Anthropic's Files API."""
+"""Serves OpenAI's and Anthropic's Files API."""
 
 from saccade.plugin import Http, Plugin, Requests
 
 BATCHES = "batches"
-"""The subdirectory of files of the plugin of this name."""
+"""Name of the subdirectory of uploaded files that the plugin `batches` uses."""
 
 PLUGIN = Plugin(
     "files",

@@ -1,4 +1,4 @@
-"""The Files API in `/openapi.json`."""
+"""Describes the Files API in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """OpenAI's Files API: upload an image once, then refer to it by ID in any number of messages.
-Anthropic's clients are recognized by their header, and get Anthropic's format.
+Anthropic's clients are recognized by their header, and get responses in Anthropic's format.
 
 This module has the formats of responses, and parses multipart bodies. `store.py` stores the files.
 """
@@ -43,14 +43,14 @@ from saccade.plugins.files.warm_ups import WarmUps
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 DATA = ("batch", "evals", "fine-tune")
-"""Purposes of files that are not images. They are stored unchanged."""
+"""Purposes of files that are not images. These files are stored unchanged."""
 
 SHORTEST, LONGEST = 3600, 30 * 24 * 3600
-"""Bounds of `expires_after` in seconds, which are OpenAI's."""
+"""The minimum and maximum of `expires_after` in seconds, as in OpenAI's API."""
 _SUFFIX = re.compile(r"[0-9a-f]{8}")
 MAX_LISTED = 10_000
 MAX_FIELDS = 256
-"""Maximum fields of a form. SDKs send a prefix of messages as two fields per message."""
+"""Maximum fields of a form. SDKs send two fields for each message of a prefix."""
 MAX_NAME = 255
 """Maximum characters of a file's name."""
 
@@ -142,7 +142,7 @@ def file_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The request handlers."""
+    """The handlers of /v1/files."""
 
     front: RequestManager
     bodies: Bodies
@@ -193,7 +193,9 @@ class _Files:
         self, form: FormData, purpose: str, client: Client
     ) -> Callable[[str, bytes], GenerationRequest] | None:
         """Return a function that builds an upload's warm-up request, or None if the form does not
-        request one. Raises InvalidRequest, Overloaded or EngineUnavailable.
+        request one.
+
+        Raises InvalidRequest, Overloaded or EngineUnavailable.
         """
         found = read_warm(form)
         if found is None:
@@ -252,7 +254,9 @@ def _described(request: Request, stored: Stored, pages: PageSizes | None = None)
 
 
 def _suffix(request: Request) -> str | None:
-    """Return the suffix for the file's ID that a router demands, if any."""
+    """Return the suffix of the file's ID that a router has chosen, or None if the request is not
+    from a router.
+    """
     given = request.headers.get(SUFFIX_HEADER, "")
     return given if _SUFFIX.fullmatch(given) else None
 
@@ -262,7 +266,7 @@ def _owner(request: Request) -> str:
 
 
 class _Download(StreamingResponse):
-    """Sends a file, one chunk at a time, whose memory is counted in `share`. Closes `file`."""
+    """Sends a file in chunks, whose memory is counted in `share`. Closes `file` at the end."""
 
     def __init__(
         self, files: Uploads, file: BinaryIO, share: AbstractContextManager[BufferedBody]
@@ -324,7 +328,10 @@ def _name(file: UploadFile) -> str:
 
 
 def _purpose(form: FormData, usual: str | None) -> str:
-    """Read the file's purpose. `usual`: the default, or None if it is required."""
+    """Read the file's purpose from a form.
+
+    usual: the default, or None if the purpose is required.
+    """
     known = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
     if unknown := set(form) - known - warm_fields(form):
         name = sorted(unknown)[0]
@@ -345,7 +352,7 @@ def _purpose(form: FormData, usual: str | None) -> str:
 
 
 def _lifetime(form: FormData) -> int | None:
-    """Return for how many seconds to store the file, or None to store it until it is deleted."""
+    """Return for how many seconds to store the file, or None if it does not expire."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

@@ -41,20 +41,20 @@ from saccade.plugins.files.options import UPLOADS
 log = logging.getLogger("saccade")
 
 MAX_FILES = 50_000
-"""The maximum number of uploads in a directory, because listing reads each of them."""
+"""Maximum number of uploads in a directory. Listing reads each of them."""
 BLOCK = 4096
-"""The disk space that a directory or the smallest file takes, in bytes."""
+"""Disk space in bytes that a directory or the smallest file takes."""
 LOCK_SECONDS = 5.0
 """Seconds to wait for the lock before giving up."""
 MAX_LEDGER = 1 << 22
-"""The maximum size of the lock file, in bytes. It has about a hundred for each owner."""
+"""Maximum size of the lock file in bytes. It contains about a hundred bytes for each owner."""
 LOCK_PAUSE = 0.01
 """Seconds between two attempts to get a lock that another process holds."""
 PIECE = 1 << 18
-"""Bytes of a file read at a time."""
+"""Number of bytes of a file that are read at a time."""
 
 CONTENT_NAME = re.compile(r"blake3-([0-9a-f]{64})")
-"""The form of a digest in a request that can refer to an uploaded file."""
+"""Matches a digest in a request that can refer to an uploaded file."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NOTE = re.compile(r"[0-9a-f]{8}\.json")
 _DRAFT = re.compile(r"[0-9a-f]{16}")
@@ -62,7 +62,7 @@ _DRAFT = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One upload."""
+    """The metadata of one upload."""
 
     id: str
     name: str
@@ -74,13 +74,13 @@ class Stored:
 
     @property
     def digest(self) -> bytes:
-        """The blake3 hash of the content."""
+        """The blake3 digest of the content."""
         return bytes.fromhex(self.id[5:69])
 
 
 @dataclass(frozen=True, slots=True)
 class _Ledger:
-    """The directory's usage, which is stored in the lock file."""
+    """The disk usage of the directory, which is stored in the lock file."""
 
     owners: dict[str, tuple[int, int]]  # (bytes, uploads) by owner; shared content counts for each
     nbytes: int = 0  # on disk
@@ -89,7 +89,9 @@ class _Ledger:
     changed: int = 0  # the directory's modification time when the usage was recorded
 
     def holds(self, folder: Path, now: float) -> bool:
-        """Return True while the recorded usage matches the directory's state."""
+        """Return True if the directory has not changed since the usage was recorded, and no upload
+        has expired.
+        """
         return (
             self.changed == folder.stat().st_mtime_ns
             and (self.expires is None or self.expires > now)
@@ -100,15 +102,19 @@ class _Ledger:
         return replace(self, nbytes=self.nbytes + nbytes)
 
     def with_upload(self, stored: Stored, note: int) -> _Ledger:
-        """Add one upload to the usage: the `note` bytes of its JSON file, and, for the owner, its
-        content.
+        """Return the usage after one more upload.
+
+        note: the bytes of the upload's JSON file. The owner's usage also includes the content.
         """
         ends = [end for end in (self.expires, stored.expires) if end is not None]
         first = min(ends, default=None)
         return replace(self._count(stored, note, 1).plus(_on_disk(note)), expires=first)
 
     def without(self, stored: Stored, note: int) -> _Ledger:
-        """Subtract one upload from the usage."""
+        """Return the usage without one upload.
+
+        note: the bytes of the upload's JSON file.
+        """
         return self._count(stored, note, -1).plus(-_on_disk(note))
 
     def _count(self, stored: Stored, note: int, one: int) -> _Ledger:
@@ -195,15 +201,16 @@ class FileStore:
         return stored
 
     def _same(self, before: Stored, owner: str) -> Stored:
-        """Return the existing upload with a new upload's id. Raises InvalidRequest if it belongs to
-        another owner.
+        """Check that an upload which already has this id belongs to `owner`, and return it.
+
+        Raises InvalidRequest if it belongs to another owner.
         """
         if before.owner != owner:
             raise InvalidRequest("this upload's id is already used: send it again", "file")
         return before
 
     def entries(self, owner: str = "") -> list[Stored]:
-        """List all files of `owner`, oldest first."""
+        """Return the uploads of `owner`, oldest first."""
         known: dict[Path, tuple[tuple[int, int], Stored]] = {}
         with _readable():
             for home in self._homes():
@@ -276,7 +283,7 @@ class FileStore:
         return file
 
     def delete(self, id: str, owner: str = "") -> None:
-        """Delete an upload. Raises NotFound."""
+        """Delete an upload, and its content unless another upload uses it. Raises NotFound."""
         stored = self.find(id, owner)
         note = self._note(id)
         with self._locked() as lock:
@@ -294,14 +301,18 @@ class FileStore:
     # ---- notes: the JSON files that describe uploads
 
     def _note(self, id: str) -> Path:
-        """Return the path of an upload's note. Raises NotFound if the id is malformed."""
+        """Return the path of an upload's JSON file (note). Raises NotFound if the id is
+        malformed.
+        """
         parts = FILE_ID.fullmatch(id)
         if parts is None:
             raise NotFound(f"there is no file {id[:200]!r}", code="file_not_found")
         return self.folder / parts[1] / f"{parts[2]}.json"
 
     def _look(self, path: Path) -> tuple[tuple[int, int], Stored] | None:
-        """Return a note's (mtime, inode) and content. It is only parsed if these have changed."""
+        """Return a note's (mtime, inode) and content, or None if it is missing. It is only parsed
+        if these have changed.
+        """
         try:
             found = path.stat()
         except OSError:
@@ -313,7 +324,7 @@ class FileStore:
         return None if stored is None else (stamp, stored)
 
     def _parse(self, path: Path) -> Stored | None:
-        """Parse a note. Returns `None` if it is damaged or missing."""
+        """Parse an upload's note. Returns `None` if it is damaged or missing."""
         try:
             with open(path, "rb", opener=beside) as note:
                 stored = Stored(**json.loads(note.read()))
@@ -331,7 +342,9 @@ class FileStore:
     # ---- disk usage
 
     def _read_ledger(self, lock: BinaryIO) -> _Ledger:
-        """Read the usage from the lock file. If that is outdated, scan the directory."""
+        """Read the disk usage from the lock file or, if that is outdated, compute it from the
+        directory.
+        """
         try:
             ledger = _Ledger(**json.loads(lock.read(MAX_LEDGER)))
             if not self._damaged and ledger.holds(self.folder, time.time()):
@@ -348,7 +361,9 @@ class FileStore:
 
     def _sweep(self) -> _Ledger:
         """Remove expired and damaged notes, content without a note, and temporary files left by a
-        crash. Returns the remaining usage.
+        crash.
+
+        Returns the remaining disk usage.
         """
         self._damaged, ledger = False, _Ledger({})
         for left in list(_named(self.folder / "incoming", _DRAFT)):
@@ -368,7 +383,7 @@ class FileStore:
         return ledger
 
     def _homes(self) -> Iterator[Path]:
-        """Yield the directory of each content. Yields none if `folder` does not exist."""
+        """Yield the directory of each stored content. Yields nothing if `folder` does not exist."""
         with suppress(FileNotFoundError):
             for path in self.folder.iterdir():
                 if _DIGEST.fullmatch(path.name):
@@ -476,16 +491,16 @@ def _readable() -> Iterator[None]:
 
 
 def _named(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
-    """Yield entries whose names match. Yields none if the directory is missing or is a link."""
+    """Yield the entries of a directory whose names match. Yields nothing if it is missing or a
+    link.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
         if not folder.is_symlink():
             yield from (path for path in folder.iterdir() if names.fullmatch(path.name))
 
 
 def _drop(home: Path) -> None:
-    """Remove the content and its notes. The directory is removed, too, unless another upload uses
-    it.
-    """
+    """Remove the content and its notes, and the directory unless another upload uses it."""
     with suppress(OSError):
         for path in (home / "content", *_named(home, _NOTE)):
             path.unlink(missing_ok=True)
@@ -498,7 +513,7 @@ def _on_disk(nbytes: int) -> int:
 
 
 def _of_owner(note: int, content: int) -> int:
-    """Return the bytes of an upload that count towards its owner's limit."""
+    """Return the number of bytes that an upload counts towards its owner's limit."""
     return _on_disk(note) + BLOCK + _on_disk(content)
 
 
@@ -514,7 +529,9 @@ def _size(path: Path) -> int | None:
 
 
 def _content(home: Path) -> BinaryIO | None:
-    """Open the content in `home`, or return `None` if it does not match its digest."""
+    """Open the content in `home`, or return `None` if it is missing or does not match its
+    digest.
+    """
     try:
         file = open(home / "content", "rb", opener=beside)  # noqa: SIM115 - the caller closes it
     except OSError:
@@ -533,7 +550,7 @@ def _content(home: Path) -> BinaryIO | None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush renames and new entries in `folder` to disk, if the file system supports it."""
+    """Flush renames and new entries in a directory to disk, if the file system supports it."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with suppress(OSError):
         os.fsync(handle)

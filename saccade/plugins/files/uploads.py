@@ -21,7 +21,7 @@ from saccade.media.media import Media
 from saccade.plugins.files.store import PIECE, FileStore, Stored
 
 READERS = 4
-"""The number of threads that read. One more thread writes, since writes are serialized anyway."""
+"""Number of threads that read. There is one more thread for writes, which are serialized anyway."""
 PATIENCE = 60.0
 """Maximum seconds to wait for the disk."""
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Uploads:
-    """Async methods for the files of `store`. They raise the errors of the store's methods, and
+    """Async versions of the store's methods. They raise the errors of these methods, and
     StorageBusy if a call takes longer than `PATIENCE`.
     """
 
@@ -92,13 +92,13 @@ class Uploads:
 
 
 def open_uploads(options: ServeOptions) -> Uploads:
-    """Open the folder of uploaded files that the options name."""
+    """Open the directory of uploaded files that the options name."""
     settings = options.of(FileSettings)
     return Uploads(FileStore(settings.folder, settings.nbytes))
 
 
 def uploads_of(media: Media) -> Uploads:
-    """Return the files of a server, as this plugin opened them."""
+    """Return the uploaded files that this plugin has opened for a server."""
     files = media.files
     assert isinstance(files, Uploads), "no other plugin brings uploads"
     return files

@@ -1,8 +1,8 @@
-"""The fields of an upload that describe its first question, so that the image and the prompt before
-it can be cached in advance.
+"""Reads the fields of an upload that describe its first question, so that the image and the prompt
+before it can be cached in advance.
 
-Forms have no objects, so clients send JSON in one field. They may also send one field per leaf, as
-SDKs do for nested objects, with lists as columns:
+Forms have no objects, so clients send JSON in one field. Alternatively, they send one field per
+leaf, as SDKs do for nested objects, with lists as columns:
 
     warm={"max_pixels": 65536}    warm[max_pixels]=65536    warm[prefix][][role]=system
 """
@@ -46,7 +46,9 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | None = None
 
     def messages(self, context_length: int, place: str) -> tuple[Message, ...]:
-        """Read the messages before the upload. Raises InvalidRequest with an error's location."""
+        """Parse the messages before the upload. Raises InvalidRequest with the location of an
+        error.
+        """
         given = self.prefix or []
         check_lengths(given, context_length, f"{place}.prefix")
         return tuple(
@@ -55,7 +57,11 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
     def question(self, before: Sequence[Message], id: str, data: bytes) -> GenerationRequest:
-        """Build the start of a question about an upload with these bytes."""
+        """Return a request with the start of a question about an upload.
+
+        before: the messages before the upload.
+        data: the bytes of the upload.
+        """
         part: dict[str, Any] = {"type": "file", "file": {"file_id": id}}
         if looks_like_video(data):
             part = {"type": "input_video", "file_id": id}
@@ -92,7 +98,8 @@ def warm_fields(form: FormData) -> set[str]:
 
 
 def read_warm(form: FormData) -> tuple[Warm, str] | None:
-    """Read the form's warm-up fields, and return them with the name of the field.
+    """Read the warm-up fields of a form. Returns them, and the name of the field that contains
+    them.
 
     Returns None if there are none. Raises InvalidRequest with the location of an error.
     """
@@ -122,7 +129,9 @@ def read_warm(form: FormData) -> tuple[Warm, str] | None:
 
 
 def _nested(leaves: Sequence[tuple[str, str]], root: str) -> dict[str, Any]:
-    """Build an object from its leaves. Only a prefix has more than one step to a leaf."""
+    """Build an object from the form fields of its leaves. Only a prefix has leaves that are nested
+    more than one level deep.
+    """
     found: dict[str, Any] = {}
     columns: dict[str, list[str]] = {}
     for name, value in leaves:

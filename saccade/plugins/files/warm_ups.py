@@ -1,7 +1,7 @@
 """Prepares uploads before the first question: encodes and prefills them while the engine is idle.
 
-The queue is limited to `MOST` uploads in total, and half as many for one of several API keys. Keys
-are served round-robin. One upload is computed at a time, by the engine's rules for idle work
+The queue is limited to `MOST` uploads in total, and to half as many for each of several API keys.
+Keys are served round-robin. One upload is computed at a time, by the engine's rules for idle work
 (`sched/turns.py`).
 """
 
@@ -23,7 +23,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 log = logging.getLogger("saccade")
 
 MOST = 64
-"""Maximum queued uploads. Each keeps the prefix that was sent with it."""
+"""Maximum number of queued uploads. Each one stores the prefix that was sent with it."""
 
 Prepare = Callable[[GenerationRequest, Client], Coroutine[None, None, PreparedRequest]]
 Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]
@@ -31,8 +31,10 @@ Spawn = Callable[[Coroutine[None, None, None]], None]
 
 
 class WarmUps:
-    """Prepares uploads one after another. `prepare`, `generate`: as in the request manager.
-    `spawn`: runs a task until the server stops.
+    """Prepares uploads one after another.
+
+    prepare, generate: as in the request manager.
+    spawn: runs a task until the server stops.
     """
 
     def __init__(

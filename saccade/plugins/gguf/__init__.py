@@ -1,4 +1,4 @@
-"""GGUF files, llama.cpp's format, as checkpoints."""
+"""Loads GGUF files, llama.cpp's format, as checkpoints."""
 
 from saccade.plugin import CheckpointFormat, Checkpoints, Plugin
 

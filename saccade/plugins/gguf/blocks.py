@@ -1,9 +1,9 @@
-"""Quantized matrices in a GGUF file. They stay quantized if there are kernels for their format, and
-are dequantized otherwise.
+"""Loads quantized matrices from a GGUF file. They stay quantized if there are kernels for their
+format, and are dequantized otherwise.
 
-Q4_0, which has a scale for 32 numbers of 4 bits, is used unchanged. Q4_1 also has a minimum, which
-the CPU's kernels support. All other formats are converted to 8 bits with a scale per output, and
-the loss of precision is measured for each matrix.
+Q4_0, which has a scale for each 32 numbers of 4 bits, is used unchanged. Q4_1 also has a minimum,
+which the CPU's kernels support. All other formats are converted to 8 bits with a scale per output,
+and the loss of precision is measured for each matrix.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 
 GROUP, SCALE_BYTES = 32, 2
-"""Numbers in a block of Q4_0, and the bytes of the scale before them, or of Q4_1's minimum."""
+"""Number of values in a block of Q4_0, and the bytes of the scale before them. Q4_1's minimum takes
+as many bytes.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class BlockTensor(StoredTensor):
-    """One tensor. `blocks`: its data in the file."""
+    """A quantized tensor in a GGUF file.
+
+    blocks: its data in the file.
+    """
 
     __slots__ = ("blocks",)
 
@@ -84,7 +89,9 @@ class BlockTensor(StoredTensor):
 
     @property
     def _may_be_int8(self) -> bool:
-        """Whether the tensor is converted to 8 bits. An explicit float32 keeps full precision."""
+        """Whether the tensor may be converted to 8 bits. An explicit float32 keeps full
+        precision.
+        """
         policy = self.loading.policy
         return not policy.made and policy.native and self.loading.dtype != torch.float32
 
@@ -142,7 +149,7 @@ class BlockTensor(StoredTensor):
 
 
 def block_tensor(loading: LoadContext, name: str) -> BlockTensor | None:
-    """Return the tensor if its format in the file is quantized, or else `None`."""
+    """Return the tensor if it is quantized in the file, or else `None`."""
     path, stored_name = loading.files.locate(name)
     found = open_gguf(path).get_slice(stored_name)
     return BlockTensor(loading, name, found) if found.kinds - PLAIN.keys() else None

@@ -18,9 +18,9 @@ from saccade.plugins.gguf.known import gguf_facts, projector, text_kind
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """JSON files by name, except for the tokenizer's.
+    """The JSON files of a checkpoint by name, except for the tokenizer's.
 
-    defaults: fields that no file sets, to be logged.
+    defaults: the fields that no file sets, which are logged.
     """
 
     files: Mapping[str, Mapping[str, Any]]
@@ -28,11 +28,14 @@ class Configs:
 
 
 def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> Configs:
-    """Create the configs from the files of a language model and its vision encoder.
+    """Create a checkpoint's JSON files from the metadata of a language model and its vision
+    encoder.
 
-    model: for a split model, its first file. tensors: the names of all tensors. Raises
-    CheckpointError with the file and field if a field is invalid, or if the files do not belong
-    together.
+    model: the language model's file, which is the first one of a split model.
+    tensors: the names of all tensors.
+
+    Raises CheckpointError with the file and field if a field is invalid, or if the files do not
+    belong together.
     """
     kind = text_kind(model)
     projected = projector(tower) if tower else ""

@@ -1,4 +1,4 @@
-"""Reads a GGUF file's metadata field by field, and its settings for generation.
+"""Reads the metadata in a GGUF file field by field, and the settings for generation.
 
 Families interpret their own fields.
 """
@@ -20,12 +20,14 @@ ENDS = (
 )
 """Tokens that end an answer, in addition to those in the metadata, as in llama.cpp."""
 MAX_FLOATS = 4096
-"""Maximum numbers of a tensor that is copied to config.json: rotary factors, one per pair."""
+"""Maximum number of values in a tensor that is copied to config.json. Rotary factors have one value
+per pair.
+"""
 
 
 @dataclass(slots=True)
 class MetadataFields:
-    """Reads the metadata of one file under a prefix.
+    """Reads the metadata fields of one file whose names start with a prefix.
 
     `missing` collects the absent fields that have a default. Raises CheckpointError with the file
     and field.
@@ -44,7 +46,9 @@ class MetadataFields:
         return found
 
     def integers(self, name: str, count: int) -> list[int]:
-        """Read an integer per layer. The file may have a single one for all layers."""
+        """Read `count` integers, one per layer. The file may have a single integer for all
+        layers.
+        """
         found = self._find(name, None)
         listed = found if isinstance(found, list) else [found] * count
         if len(listed) != count or not all(type(each) is int and each >= 0 for each in listed):
@@ -102,7 +106,7 @@ class MetadataFields:
 
 
 def floats_in(file: GgufFile, tensor: TensorInfo) -> list[float]:
-    """Read all numbers of a small tensor. Raises CheckpointError."""
+    """Read all values of a small tensor. Raises CheckpointError."""
     count = tensor.nbytes // 4
     if tensor.kind != "F32" or count > MAX_FLOATS:
         raise file.refuse(
@@ -116,14 +120,16 @@ def floats_in(file: GgufFile, tensor: TensorInfo) -> list[float]:
 
 
 def token_ids(file: GgufFile, wanted: Collection[str]) -> dict[str, int]:
-    """Return the IDs of those tokens that are in the vocabulary."""
+    """Return the IDs of those `wanted` tokens that are in the vocabulary."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     listed = tokens if isinstance(tokens, list) else []
     return {token: at for at, token in enumerate(listed) if token in wanted}
 
 
 def require_tokens(file: GgufFile, wanted: Mapping[str, str]) -> dict[str, int]:
-    """Return IDs by field, from tokens by field. Raises CheckpointError for a missing token."""
+    """Return the ID of each token in `wanted`, by field. Raises CheckpointError for a missing
+    token.
+    """
     known = token_ids(file, set(wanted.values()))
     if missing := [token for token in wanted.values() if token not in known]:
         raise file.refuse(f"its vocabulary has no {missing[0]}, so it cannot read images")
@@ -131,7 +137,9 @@ def require_tokens(file: GgufFile, wanted: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_generation(file: GgufFile) -> dict[str, Any]:
-    """Return generation_config.json: the stop tokens, and the sampling parameters."""
+    """Return the content of generation_config.json: the stop tokens, and the sampling
+    parameters.
+    """
     known = token_ids(file, ENDS)
     names = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
     named = [file.metadata[name] for name in names if name in file.metadata]

@@ -1,5 +1,5 @@
-"""A directory that presents GGUF files as a checkpoint: JSON files created from their metadata, and
-a list of their paths.
+"""Creates a directory that presents GGUF files as a checkpoint. It contains JSON files created from
+their metadata, and a list of their paths.
 
 All other code reads it like any checkpoint. It is in the user's cache, and its name is a hash of
 its contents, so that it is reused. This module also chooses which GGUF files of a directory or a
@@ -27,11 +27,11 @@ from saccade.plugins.gguf.tokenizer import make_tokenizer, tokenizer_settings
 
 SUFFIX = ".gguf"
 TOWERS = "mmproj"
-"""The part of a file's name that marks a vision encoder."""
+"""A file with this in its name contains a vision encoder."""
 EXACTEST = ("bf16", "f16", "f32", "q8_0")
-"""Of several files with a vision encoder, the first of these formats is used."""
+"""The order of preference of formats, if several files contain the vision encoder."""
 FORM = 3
-"""The version of the directory's format. Increase it if the files are created differently."""
+"""The version of the directory's format. Increase it when the files are created differently."""
 
 logger = logging.getLogger("saccade")
 
@@ -39,7 +39,8 @@ logger = logging.getLogger("saccade")
 def resolve_files(model: str, revision: str | None, mmproj: str | None) -> Path | None:
     """Return the directory created for GGUF files, or None if `model` does not refer to any.
 
-    `model` is a file, or a directory or Hub repository, with `:FILE` to select one of its files.
+    `model` is a file, a directory or a Hub repository. `:FILE` after the last two selects one of
+    their files.
 
     Raises CheckpointError with advice.
     """
@@ -61,7 +62,9 @@ def resolve_files(model: str, revision: str | None, mmproj: str | None) -> Path 
 
 
 def split_file(model: str) -> tuple[str, str | None]:
-    """Split MODEL:FILE, as in llama.cpp. A path that exists is not split."""
+    """Split MODEL:FILE into the model and the file, as llama.cpp does. A path that exists is not
+    split.
+    """
     name, colon, wanted = model.rpartition(":")
     whole = (
         not colon or not name or not wanted or "/" in wanted or Path(model).expanduser().exists()
@@ -135,7 +138,9 @@ def _given(name: str) -> Path:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return all files of a split model, given any of them, or the single file."""
+    """Return all files of a split model, given one of them. A model that is not split has
+    one file.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file")
     if (found := SPLIT.fullmatch(path.name)) is None:
@@ -147,7 +152,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _neighbour(model: Path) -> Path | None:
-    """Return the vision encoder's file in the same directory, if there is one."""
+    """Return the path of the vision encoder's file in the same directory, or None."""
     return _tower([name for name in _names(model.parent) if name != model.name], model.parent)
 
 
@@ -168,10 +173,13 @@ def _names(folder: Path) -> list[str]:
 
 
 def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
-    """Return the language model's file; of a split model, the first.
+    """Return the name of the language model's file, which is the first one of a split model.
 
-    It is the one named `wanted`, or with `wanted` in its name (Q4_K_M), or the only one. Raises
-    CheckpointError with a list of the files.
+    wanted: the name of the file, or a part of it such as Q4_K_M. If empty, there must be only one
+    file.
+    where: the directory or repository, for messages.
+
+    Raises CheckpointError with a list of the files.
     """
     models = [name for name in names if TOWERS not in name.lower()]
     models = [name for name in models if not (cut := SPLIT.fullmatch(name)) or int(cut[2]) == 1]
@@ -191,7 +199,7 @@ def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
 
 
 def _has_word(name: str, word: str) -> bool:
-    """Return True if a file's name contains a quantization. Q4_K does not match Q4_K_M."""
+    """Return True if a file's name contains this quantization. Q4_K does not match Q4_K_M."""
     return re.search(rf"(?<![a-z0-9_]){re.escape(word)}(?![a-z0-9_])", name, re.I) is not None
 
 
@@ -210,7 +218,8 @@ def _wants_gguf(model: str, wanted: str | None) -> bool:
 def _download(
     repo: str, file: str | None, revision: str | None, mmproj: str | None
 ) -> tuple[list[Path], Path | None]:
-    """Download the files of the language model and the vision encoder from a Hub repository.
+    """Download the language model and the vision encoder from a Hub repository, and return their
+    paths.
 
     Shows the progress bars of huggingface_hub. Raises CheckpointError.
     """

@@ -1,4 +1,4 @@
-"""Reads a GGUF file's header: its metadata, and its tensors' offsets.
+"""Reads the header of a GGUF file: its metadata, and the offsets of its tensors.
 
 All counts and lengths are checked against the file's size before memory is allocated. The package
 `gguf` provides the list of formats and their sizes. Its own reader is not used: it creates several
@@ -21,14 +21,16 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.extras import how_to_install
 
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-"""The name of one file of a split model. Only the first one has metadata."""
+"""Matches the name of one file of a split model. Only its first file has metadata."""
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_TENSORS = 65_536
 """Maximum tensors in a file. Qwen3-VL-235B has 1,131."""
 MAX_FIELDS = 4_096
 MAX_ITEMS = 1 << 22
-"""Maximum items of all arrays. A vocabulary has 250,000, and as many types, scores and merges."""
+"""Maximum items of all arrays. A vocabulary has 250,000 tokens, and as many types, scores and
+merges.
+"""
 MAX_TEXT = 1 << 22
 """Maximum bytes of a string. A chat template has about 10,000."""
 MAX_TEXTS = 1 << 26
@@ -48,14 +50,14 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-"""The `struct` format of types of metadata, by their number."""
+"""The `struct` formats of metadata types, by the number of the type."""
 FLOAT, TEXT, ARRAY = 6, 8, 9
 ENDED = "the file is truncated: download it again"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor in a file."""
+    """The name, shape, format and position of one tensor in a file."""
 
     name: str
     shape: tuple[int, ...]  # in values, outermost dimension first, as in torch
@@ -66,7 +68,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The contents of one file's header."""
+    """The contents of a file's header."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -86,7 +88,7 @@ class GgufFile:
 def read_header(path: Path) -> GgufFile:
     """Read a file's header. Takes half a second for a large vocabulary.
 
-    Later files of a split model get the metadata of the first.
+    The later files of a split model get the metadata of its first file.
 
     Raises CheckpointError with the file if it is not a GGUF file, truncated or damaged, and
     ConfigError if the package `gguf` is not installed.
@@ -109,14 +111,17 @@ def read_header(path: Path) -> GgufFile:
 
 
 def part_of(path: Path, number: int) -> Path:
-    """Return the path of file `number` of a split model, given the path of any of its files."""
+    """Return the path of file `number` of a split model.
+
+    path: the path of any of its files.
+    """
     found = SPLIT.fullmatch(path.name)
     assert found is not None
     return path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
 
 
 def known_formats() -> dict[int, tuple[str, int, int]]:
-    """Return the name, values per block and bytes per block of formats, by number. Raises
+    """Return the name, values per block and bytes per block of each format, by its number. Raises
     ConfigError.
     """
     try:
@@ -164,7 +169,9 @@ class _Reader:
         return GgufFile(self._path, metadata, placed)
 
     def _tensor(self, formats: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
-        """Read a tensor, whose `start` is relative to the start of all tensors' data."""
+        """Read the description of a tensor. Its `start` is relative to the start of the data of all
+        tensors.
+        """
         name = self._text()
         (count,) = self._take("I")
         if not 0 < count <= 4:
@@ -261,7 +268,9 @@ class _Reader:
 
 
 def _exact(kind: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert float32 values to the shortest decimal of the same value, such as 1e-6."""
+    """Convert float32 values to the shortest decimals that have the same float32 value, such as
+    1e-6.
+    """
     if kind != FLOAT:
         return values
     return tuple(_shortest(value) for value in values)

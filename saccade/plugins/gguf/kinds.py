@@ -1,6 +1,6 @@
-"""What a family declares about GGUF files of its models.
+"""What a family declares about the GGUF files of its models.
 
-A family's `gguf.py` has `FACTS`, which its `Family` refers to.
+A family's `gguf.py` exports `FACTS`, which its `Family` refers to.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from saccade.plugins.gguf.header import GgufFile
 from saccade.plugins.gguf.made import Made
 
 NamedTensors = Iterator[tuple[str, Made]]
-"""Tensors by transformers' names. Unknown ones keep their own names."""
+"""Tensors with their names in transformers. Unknown tensors keep their own names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """A type of language model, which `general.architecture` identifies."""
+    """How to read a type of language model. `general.architecture` identifies the type."""
 
     # creates its part of config.json from the metadata and the names of all tensors
     config: Callable[[MetadataFields, Collection[str]], dict[str, Any]]
@@ -31,7 +31,7 @@ class TextKind:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of a model with a vision encoder."""
+    """What `ModelKind.see` gets: the parsed files of a model with a vision encoder."""
 
     model: GgufFile
     sight: MetadataFields  # the vision encoder's metadata
@@ -39,7 +39,7 @@ class Source:
     kind: str  # the vision encoder's projector type
 
     def check_width(self, name: str) -> int:
-        """Return the vision encoder's output width: the width of its tensor `name`.
+        """Return the number of output values of the vision encoder, from its tensor `name`.
 
         Raises CheckpointError if the language model's width differs.
         """
@@ -63,7 +63,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """A model whose files are a language model, and possibly a vision encoder."""
+    """How to read a model that has a language model and possibly a vision encoder."""
 
     architecture: str  # in config.json
     model_type: str  # in config.json
@@ -72,7 +72,7 @@ class ModelKind:
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """Everything that a family declares."""
+    """Everything that a family declares about GGUF files."""
 
     # by the language model's architecture and the projector type, which is "" without a vision
     # encoder

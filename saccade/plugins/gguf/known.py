@@ -1,4 +1,4 @@
-"""All types of GGUF files: Qwen-VL's, and those that plugins' families declare."""
+"""Combines all types of GGUF files: Qwen-VL's, and those that plugins' families declare."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def gguf_facts() -> GgufFacts:
 
 
 def text_kind(file: GgufFile) -> TextKind:
-    """Return a language model's type. Raises CheckpointError with a list of the known ones."""
+    """Return how to read a file's language model. Raises CheckpointError with a list of the
+    supported types.
+    """
     arch, texts = file.architecture, gguf_facts().texts
     if arch == "clip":
         raise file.refuse(
@@ -60,11 +62,10 @@ def projector(file: GgufFile) -> str:
 
 
 def made_tensors(file: GgufFile) -> dict[str, Made]:
-    """Return the checkpoint's tensors in this file, by transformers' names.
+    """Return the checkpoint's tensors in this file, by their names in transformers.
 
-    Unknown tensors keep their own names.
-
-    Raises CheckpointError for a tensor with a part in another file.
+    Unknown tensors keep their own names. Raises CheckpointError for a tensor of which a part is in
+    another file.
     """
     named: NamedTensors
     if file.architecture == "clip":

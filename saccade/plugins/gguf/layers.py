@@ -1,6 +1,6 @@
 """What language models in GGUF files have in common: their sizes, and the names of their tensors.
 
-Families declare the differences as data.
+Families declare their differences as data.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""The modules of a layer in most language models."""
+"""Maps the modules of a layer in most language models from llama.cpp's names to transformers'."""
 TURNED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 """Modules whose heads llama.cpp's converter reorders, and the field with the number of heads."""
 GATES, UPS = "ffn_gate_exps.weight", "ffn_up_exps.weight"
-"""The first matrices of experts, which are one tensor in transformers."""
+"""Names of the first two matrices of experts, which are one tensor in transformers."""
 FACTORS = "rope_freqs.weight"
-"""The table of divisors of rotary frequencies for long texts."""
+"""Name of the table of divisors of rotary frequencies for long texts."""
 IN_CONFIG = (FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors whose values are copied to config.json."""
+"""Names of the tensors whose values are copied to config.json."""
 SIGLIP_BLOCK = {
     "ln1": "layer_norm1",
     "ln2": "layer_norm2",
@@ -59,13 +59,15 @@ SIGLIP_BLOCK = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
-"""The modules of a SigLIP block."""
+"""Maps the modules of a SigLIP block from llama.cpp's names to transformers'."""
 LIMITS = ("input_min", "input_max", "output_min", "output_max")
-"""Limits to which some vision encoders clamp the inputs and outputs of matrices."""
+"""Names of the limits to which some vision encoders clamp the inputs and outputs of matrices."""
 HEADS = "attention.head_count"
 PARTS = "|".join(("weight", "bias", *LIMITS))
 LLAMA3_SHARES, LLAMA3_CONTEXT = (1.0, 4.0), 8192
-"""The parameters of all published llama3 rotary embeddings. Files have only the resulting table."""
+"""Parameters of all published llama3 rotary embeddings. GGUF files contain only the resulting
+table.
+"""
 FOLDER_MAY = "the model's Hugging Face folder may work"
 
 
@@ -75,7 +77,7 @@ def _pairs(_fields: MetadataFields, heads: int, size: int) -> Heads | None:
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """How a language model differs from the most common one."""
+    """The differences of a language model from the most common one."""
 
     model_type: str  # in config.json
     # modules of a layer, or whole tensors, by llama.cpp's names
@@ -101,7 +103,9 @@ class Layered:
         return text if self.config is None else self.config(fields, tensors, text)
 
     def names(self, file: GgufFile) -> NamedTensors:
-        """Name the tensors. Unknown ones keep their own names."""
+        """Yield the file's tensors with their names in transformers. Unknown tensors keep their own
+        names.
+        """
         layers = layer_count(file)
         for name, tensor in file.tensors.items():
             if name in IN_CONFIG:
@@ -138,7 +142,7 @@ class Layered:
 
 @dataclass(frozen=True, slots=True)
 class TowerNames:
-    """The names of a vision encoder's tensors in transformers."""
+    """Maps the tensor names of a vision encoder to its names in transformers."""
 
     outer: Mapping[str, str]  # modules, or whole tensors, by llama.cpp's names
     within: str  # the prefix of blocks
@@ -150,7 +154,9 @@ class TowerNames:
     turned: Collection[str] = ()  # modules of a block whose heads have pairs in llama.cpp
 
     def __call__(self, file: GgufFile) -> NamedTensors:
-        """Name the tensors. Unknown ones keep their own names."""
+        """Yield the file's tensors with their names in transformers. Unknown tensors keep their own
+        names.
+        """
         for name, tensor in file.tensors.items():
             edit: Edit = "less one" if name in self.less_one else "none"
             found = re.fullmatch(rf"v\.blk\.(\d+)\.(\w+)\.({PARTS})", name)
@@ -179,7 +185,9 @@ class TowerNames:
 
 
 def _renamed(known: Mapping[str, str], name: str) -> str | None:
-    """Return transformers' name of a tensor, or None. A part such as `weight` keeps its name."""
+    """Return the name of a tensor in transformers, or None if it is unknown. Its last part, such as
+    `weight`, stays.
+    """
     if name in known:
         return known[name]
     module, _, part = name.rpartition(".")
@@ -187,7 +195,9 @@ def _renamed(known: Mapping[str, str], name: str) -> str | None:
 
 
 def _straight(file: GgufFile, number: str, module: str) -> str:
-    """Return the name of a block's module. Files of old converters swap up and down."""
+    """Return the module that a block's tensor belongs to. In files of old converters, up and down
+    are swapped.
+    """
     swapped = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
     down = file.tensors.get(f"v.blk.{number}.ffn_down.weight")
     if module not in swapped or down is None or down.shape[0] <= down.shape[-1]:
@@ -196,7 +206,7 @@ def _straight(file: GgufFile, number: str, module: str) -> str:
 
 
 def siglip_config(sight: MetadataFields, model_type: str) -> dict[str, Any]:
-    """Return vision_config of a vision encoder for square images. Raises CheckpointError."""
+    """Return vision_config for a vision encoder with square images. Raises CheckpointError."""
     return {
         "model_type": model_type,
         "hidden_size": sight.integer("embedding_length"),
@@ -210,7 +220,9 @@ def siglip_config(sight: MetadataFields, model_type: str) -> dict[str, Any]:
 
 
 def colours(sight: MetadataFields) -> dict[str, Any]:
-    """Return the image processor's mean and standard deviation. Raises CheckpointError."""
+    """Return the fields for the image processor's mean and standard deviation. Raises
+    CheckpointError.
+    """
     return {
         "image_mean": sight.numbers("image_mean", 3),
         "image_std": sight.numbers("image_std", 3),
@@ -225,7 +237,7 @@ def activation(sight: MetadataFields, usual: str) -> str:
 
 
 def sizes(fields: MetadataFields) -> dict[str, Any]:
-    """Return the fields of config.json that most language models have. Raises CheckpointError."""
+    """Return the fields of config.json that most language models share. Raises CheckpointError."""
     hidden = fields.integer("embedding_length")
     heads = fields.integer("attention.head_count")
     return {
@@ -243,7 +255,9 @@ def sizes(fields: MetadataFields) -> dict[str, Any]:
 
 
 def rope(fields: MetadataFields) -> dict[str, Any]:
-    """Return the rotary embedding. Raises CheckpointError for a type that is not supported."""
+    """Return the configuration of the rotary embedding. Raises CheckpointError for an unsupported
+    type.
+    """
     theta = {"rope_theta": fields.number("rope.freq_base", 10000.0)}
     if factors := fields.file.tensors.get(FACTORS):
         return theta | _llama3(fields, floats_in(fields.file, factors), theta["rope_theta"])
@@ -268,7 +282,9 @@ def rope(fields: MetadataFields) -> dict[str, Any]:
 
 
 def _llama3(fields: MetadataFields, factors: list[float], theta: float) -> dict[str, Any]:
-    """Return the parameters that produce a table of factors. Raises CheckpointError."""
+    """Return the llama3 parameters that result in this table of factors. Raises CheckpointError if
+    there are none.
+    """
     factor, low, high = round(max(factors), 4), *LLAMA3_SHARES
     for at, found in enumerate(factors):
         share = LLAMA3_CONTEXT / (2 * math.pi * theta ** (at / len(factors)))

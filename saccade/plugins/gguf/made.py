@@ -1,6 +1,6 @@
-"""A tensor of a checkpoint, and how it is made from tensors of a GGUF file.
+"""Describes how a tensor of a checkpoint is created from tensors of a GGUF file.
 
-The changes reverse the changes of llama.cpp's converter. Families' `gguf.py` have the names, and
+The changes reverse those of llama.cpp's converter. Families' `gguf.py` have the names, and
 `plugins/gguf/tensors.py` reads the data.
 """
 
@@ -14,14 +14,17 @@ from saccade.core.errors import CheckpointError
 from saccade.plugins.gguf.header import GgufFile, TensorInfo
 
 Edit = Literal["none", "less one", "decay", "colours last"]
-"""How values are changed. less one: subtract one. decay: log(-x). colours last: a patch's pixels
-[out, 3, height, width] become rows in which the three colors of a pixel are adjacent.
+"""How values are changed.
+
+less one: subtract one.
+decay: compute log(-x). colours last: convert a patch's pixels [out, 3, height, width] to rows in
+which the three colors of a pixel are adjacent.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Parts of a tensor that llama.cpp stores in another order.
+    """The order of parts of a tensor that llama.cpp stores in a different order.
 
     A run has `each` groups of `keys` parts with `size` values. transformers stores the parts with
     the same index contiguously, and llama.cpp the parts of one group.
@@ -38,9 +41,9 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor of the checkpoint with `shape`: the concatenation of its sources, then edited.
+    """A tensor of the checkpoint, which has `shape`. Its sources are concatenated, then edited.
 
-    join: the axis of concatenation. None: stack the sources along a new third axis.
+    join: the axis of concatenation. With None, the sources are stacked along a new third axis.
     """
 
     sources: tuple[TensorInfo, ...]
@@ -51,12 +54,12 @@ class Made:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes in the file."""
+        """The number of bytes that its sources take in the file."""
         return sum(source.nbytes for source in self.sources)
 
 
 def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> Made:
-    """Return a tensor with one source."""
+    """Return a tensor that is created from one source."""
     return Made((tensor,), tensor.shape, 0, edit, heads)
 
 
@@ -69,25 +72,30 @@ def patch_matrix(tensor: TensorInfo) -> Made:
 
 
 def from_pairs(heads: int, size: int) -> Heads:
-    """Return the reordering from llama.cpp's pairs (2i, 2i + 1) within a head to pairs
-    (i, i + size / 2).
+    """Return the order that converts llama.cpp's pairs (2i, 2i + 1) within a head to pairs (i, i +
+    size / 2).
     """
     return Heads(0, 0, 2, size // 2, 1, heads)
 
 
 def from_halves(heads: int, size: int, turned: int) -> Heads:
-    """Return the order of heads that start with `turned` values in pairs; halves in llama.cpp."""
+    """Return the order that converts halves, as in llama.cpp, to pairs in the first `turned` values
+    of each head.
+    """
     return Heads(0, 0, turned // 2, 2, 1, heads, size - turned)
 
 
 def two_frames(file: GgufFile, tensor: TensorInfo) -> Made:
-    """Return a patch embedding of two frames, made of two tensors. Raises CheckpointError."""
+    """Return a patch embedding for two frames, which is two tensors in the file. Raises
+    CheckpointError.
+    """
     frames = tensor, sibling(file, tensor, f"{tensor.name}.1")
     return Made(frames, (*tensor.shape[:2], 2, *tensor.shape[2:]), None)
 
 
 def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
-    """Return the first matrices of experts, whose gates and ups are two tensors.
+    """Return the first matrices of experts, whose gate and up projections are two tensors in the
+    file.
 
     Raises CheckpointError.
     """
@@ -111,7 +119,10 @@ def layer_count(file: GgufFile) -> int:
 
 
 def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
-    """Return the tensor to join with `tensor`, which has the same shape. Raises CheckpointError."""
+    """Return the tensor `name`, which is joined with `tensor` and must have the same shape.
+
+    Raises CheckpointError.
+    """
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(

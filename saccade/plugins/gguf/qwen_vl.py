@@ -1,5 +1,5 @@
-"""Qwen-VL models in GGUF files, from Qwen2-VL to Qwen3.5: how metadata and tensor names are mapped
-to transformers' names. The changes that llama.cpp's converter makes to tensors (Qwen3.5's norms,
+"""Reads Qwen-VL models from GGUF files, from Qwen2-VL to Qwen3.5: maps metadata and tensor names to
+transformers' names. The changes that llama.cpp's converter makes to tensors (Qwen3.5's norms,
 decays and order of heads) are undone.
 """
 
@@ -73,20 +73,21 @@ BARE = {
     "ffn_down_exps.weight": "mlp.experts.down_proj",
     "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
 }
-"""Tensors of these layers whose names in transformers do not end in "weight"."""
+"""Tensors in these layers whose names in transformers do not end in "weight"."""
 BLOCK = {"ln1": "norm1", "ln2": "norm2", "attn_out": "attn.proj", "attn_qkv": "attn.qkv"}
-"""Modules in the blocks of all vision encoders."""
+"""Maps modules in the blocks of all vision encoders from GGUF's names to transformers'."""
 PATCH = "v.patch_embd.weight"
 NEWEST = "qwen3vl_merger"
 PIXELS = ((56 * 56, 28 * 28 * 16384), (256 * 256, 4096 * 4096))
-"""The minimum and maximum pixels in the published checkpoints. The second pair is the pair of
+"""The minimum and maximum pixels in the published checkpoints. The second pair belongs to
 `NEWEST`.
 """
 
 
 def see(source: Source) -> Seen:
-    """Return the configuration from a vision encoder's file. Raises CheckpointError if the file
-    belongs to another model.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError if the file belongs to another model.
     """
     model, sight, kind = source.model, source.sight, source.kind
     tower, fields = sight.file, MetadataFields(model, f"{model.architecture}.")
@@ -217,7 +218,7 @@ def _defaults(fields: MetadataFields, kind: str) -> tuple[str, ...]:
 
 
 def deepstack_layers(file: GgufFile) -> tuple[int, ...]:
-    """Return the vision encoder's layers whose outputs are deepstack levels."""
+    """Return the indices of the vision encoder's layers whose outputs are deepstack levels."""
     found = file.metadata.get("clip.vision.is_deepstack_layers", [])
     return tuple(at for at, is_one in enumerate(found) if is_one) if isinstance(found, list) else ()
 
@@ -268,7 +269,9 @@ class Hybrid:
 
     @classmethod
     def of(cls, file: GgufFile) -> Hybrid:
-        """Read the sizes from the metadata. Raises CheckpointError if one is missing or invalid."""
+        """Read the sizes of heads from the metadata. Raises CheckpointError if one is missing or
+        invalid.
+        """
         names = ("group_count", "time_step_rank", "state_size", "inner_size")
         found = [file.metadata.get(f"{file.architecture}.ssm.{name}") for name in names]
         counts = [each for each in found if isinstance(each, int) and each > 0]
@@ -281,7 +284,10 @@ class Hybrid:
         return cls(keys, values, key_size, inner // values)
 
     def made(self, inner: str, tensor: TensorInfo) -> Made:
-        """Return how to convert a layer's tensor to transformers' form."""
+        """Return how to create a layer's tensor in transformers' format.
+
+        inner: the tensor's name within the layer.
+        """
         name = inner.rpartition(".")[0] or inner
         edit: Edit = "none"
         if name.endswith("_norm") and name != "ssm_norm":
@@ -364,8 +370,8 @@ def _kind(file: GgufFile) -> str:
 
 
 def _feed_forward(file: GgufFile, number: str) -> dict[str, str]:
-    """Return the names of an MLP's matrices. In files of old converters, up and down are
-    swapped.
+    """Map the names of an MLP's matrices to transformers'. In files of old converters, up and down
+    are swapped.
     """
     names = {
         "qwen2vl_merger": ("gate_proj", "fc1", "fc2"),

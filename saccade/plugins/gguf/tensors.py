@@ -1,4 +1,5 @@
-"""A GGUF file's tensors by transformers' names and shapes, with the interface of safetensors.
+"""Reads the tensors of a GGUF file by transformers' names and shapes, with the interface of
+safetensors.
 
 The package `gguf` dequantizes to float32, without a loss.
 """
@@ -21,14 +22,14 @@ from saccade.plugins.gguf.known import made_tensors
 from saccade.plugins.gguf.made import Heads, Made
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats that are not quantized."""
+"""The torch dtypes of formats that are not quantized."""
 BLOCK_VALUES = 1 << 20
-"""Values that a thread dequantizes at a time."""
+"""Number of values that a thread dequantizes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufSlice:
-    """One tensor, which has not been read yet."""
+    """One tensor of an open file, which is read when it is indexed."""
 
     path: Path
     made: Made
@@ -38,7 +39,7 @@ class GgufSlice:
 
     @property
     def kinds(self) -> set[str]:
-        """The tensor's formats in the file."""
+        """The formats in the file of the tensor's sources."""
         return {source.kind for source in self.made.sources}
 
     def get_dtype(self) -> str:
@@ -62,7 +63,7 @@ class GgufSlice:
 
 
 class GgufTensors:
-    """An open file."""
+    """An open GGUF file."""
 
     def __init__(self, path: Path) -> None:
         """Read the file's header. Raises CheckpointError."""
@@ -133,7 +134,7 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
 
 
 def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """Reorder heads, so that those that share a KV head are contiguous."""
+    """Reorder heads, so that the heads that share a KV head are contiguous."""
     axis, turned = heads.axis, heads.keys * heads.each * heads.size
     size = turned + heads.rest
     kept = values.narrow(axis, 0, heads.start)
@@ -146,7 +147,8 @@ def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
 
 
 def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:
-    """Read rows [start, stop) of a tensor with one source as blocks: uint8 [rows, bytes].
+    """Read the quantized bytes of rows [start, stop) of a tensor with one source: uint8 [rows,
+    bytes].
 
     Raises CheckpointError if the file has changed.
     """
@@ -175,7 +177,11 @@ def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    """Return the rows' bytes, uint8 [N], as a view of the mapped file. Raises CheckpointError."""
+    """Return the quantized bytes of rows [start, stop), uint8 [N], as a view of the memory-mapped
+    file.
+
+    Raises CheckpointError if the file has changed.
+    """
     row = tensor.nbytes // tensor.shape[0]
     try:
         raw = np.memmap(path, np.uint8, "c", tensor.start + start * row, ((stop - start) * row,))
@@ -185,7 +191,7 @@ def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def _dequantise(raw: np.ndarray[Any, Any], kind: str, target: torch.Tensor) -> None:
-    """Fill target [rows, columns] from raw [rows, bytes], in several threads."""
+    """Dequantize `raw` [rows, bytes] to `target` [rows, columns], in several threads."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,8 +1,8 @@
 """Creates tokenizer.json and tokenizer_config.json from a GGUF file's metadata.
 
-The field `tokenizer.ggml.pre` names the pre-tokenizer. This module defines each known pre-tokenizer
-as in the model's own tokenizer, with its normalizer. Unknown ones are rejected, because any
-substitute would produce different tokens.
+The field `tokenizer.ggml.pre` names the pre-tokenizer. This module defines each supported
+pre-tokenizer as in the model's own tokenizer, with its normalizer. Unknown ones are rejected,
+because any substitute would produce different tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}"
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A pre-tokenizer, and related settings."""
+    """A pre-tokenizer, and the settings that belong to it."""
 
     split: str | None  # a regular expression, or None for GPT-2's
     digits: bool = False  # split digits off first
@@ -60,7 +60,7 @@ RULES = {
     "smollm": Rules(None, digits=True),
     "gpt-2": Rules(None),
 }
-"""Pre-tokenizers by `tokenizer.ggml.pre`."""
+"""Pre-tokenizers by their name in `tokenizer.ggml.pre`."""
 SAME = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
@@ -69,9 +69,9 @@ SAME = {
     "starcoder": "smollm",
     "refact": "smollm",
 }
-"""Aliases of pre-tokenizers."""
+"""Maps other names of pre-tokenizers to the ones in `RULES`."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
-"""Types in `tokenizer.ggml.token_type`. Tokens of any other type are padding."""
+"""Token types in `tokenizer.ggml.token_type`. Tokens of any other type are padding."""
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
 """SentencePiece's symbol for a space."""
@@ -84,10 +84,11 @@ ROLES = {
 
 
 def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) -> dict[str, Any]:
-    """Create tokenizer.json.
+    """Create the content of tokenizer.json.
 
-    keep_space: as in the model's `TextKind`. Raises CheckpointError if the vocabulary is missing or
-    not supported.
+    keep_space: as in the model's `TextKind`.
+
+    Raises CheckpointError if the vocabulary is missing or not supported.
     """
     model = _text(file, "model")
     if model not in MAKERS:
@@ -107,7 +108,7 @@ def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) ->
 
 
 def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for byte-level BPE, as in GPT-2."""
+    """Return the parts of tokenizer.json for byte-level BPE, as in GPT-2."""
     rules = _rules(file)
     known = vocabulary.numbered(NORMAL)
     merges = [_pair(file, merge) for merge in _list(file, "merges", str)]
@@ -135,7 +136,7 @@ def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
 
 
 def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for SentencePiece, with merges derived from scores."""
+    """Return the parts of tokenizer.json for SentencePiece, with merges derived from scores."""
     scores = _list(file, "scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise file.refuse(f"{len(scores)} of {PREFIX}scores, but {len(vocabulary.tokens)} tokens")
@@ -143,14 +144,14 @@ def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
 
 
 def merged_by_rank(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for SentencePiece, with merges that the file lists."""
+    """Return the parts of tokenizer.json for SentencePiece, with the merges that the file lists."""
     return _spaced(file, vocabulary, [_pair(file, each) for each in _list(file, "merges", str)])
 
 
 def _spaced(
     file: GgufFile, vocabulary: FileVocabulary, merges: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return tokenizer.json's parts for a vocabulary in which a symbol replaces spaces."""
+    """Return the parts of tokenizer.json for a vocabulary in which a symbol replaces spaces."""
     spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
     keep = vocabulary.keep_space
     known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)
@@ -176,13 +177,15 @@ def _spaced(
 
 
 MAKERS = {"gpt2": merged_by_bytes, "llama": merged_by_score, "gemma4": merged_by_rank}
-"""Functions that create tokenizer.json's parts, by `tokenizer.ggml.model`."""
+"""Functions that create the parts of tokenizer.json, by `tokenizer.ggml.model`."""
 
 
 def merges_of(
     file: GgufFile, known: Mapping[str, int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """Return merges, the best first. SentencePiece merges the pair whose token scores highest."""
+    """Derive the merges from scores, the best first. SentencePiece merges the pair whose token has
+    the highest score.
+    """
     if len({scores[at] for at in known.values()}) < len(known) // 2:
         raise file.refuse(
             f"{PREFIX}scores do not define the order of merges (many are equal): use a file that "
@@ -195,7 +198,10 @@ def merges_of(
 def bpe(
     known: Mapping[str, int], merges: Sequence[tuple[str, str]], *, whole: bool = False
 ) -> dict[str, Any]:
-    """Return tokenizer.json's model."""
+    """Return the model section of tokenizer.json.
+
+    whole: do not split a piece that is a token, even if the merges could split it.
+    """
     return {
         "type": "BPE",
         "dropout": None,
@@ -213,7 +219,11 @@ def bpe(
 def _begun(
     file: GgufFile, vocabulary: FileVocabulary, usual: bool, after: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the post-processor, with a step that prepends the BOS token if there is one."""
+    """Return the post-processor `after`, with a step that prepends the BOS token if the file
+    requires it.
+
+    usual: whether a BOS token is prepended if the file does not specify it.
+    """
     wanted = file.metadata.get(f"{PREFIX}add_bos_token", usual)
     if not wanted:
         return after
@@ -237,7 +247,10 @@ def _begun(
 
 @dataclass(frozen=True, slots=True)
 class FileVocabulary:
-    """The tokens, and the type of each. keep_space: as in `TextKind`."""
+    """The tokens of a file, and the type of each.
+
+    keep_space: as in `TextKind`.
+    """
 
     tokens: Sequence[str]
     types: Sequence[int]
@@ -260,7 +273,8 @@ class FileVocabulary:
     def numbered(self, *types: int) -> dict[str, int]:
         """Return the IDs of tokens of these types, and of all special tokens.
 
-        The tokenizers library would assign new IDs to special tokens missing in the vocabulary.
+        Special tokens are included because the tokenizers library would assign new IDs to those
+        that are not in the vocabulary.
         """
         found = {token: at for each in types for token, at in self.of_type(each).items()}
         for at, token in enumerate(self.tokens):
@@ -269,7 +283,9 @@ class FileVocabulary:
         return found
 
     def added(self, *types: int) -> list[dict[str, Any]]:
-        """Return the tokens that are matched before a text is split."""
+        """Return the entries for tokens of these types, which are matched before a text is
+        split.
+        """
         return [
             _added(at, self.tokens[at], kind != USER_DEFINED)
             for at, kind in enumerate(self.types)
@@ -278,7 +294,7 @@ class FileVocabulary:
 
 
 def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
-    """Create tokenizer_config.json: the tokens by role, and the chat template.
+    """Create the content of tokenizer_config.json: the special tokens, and the chat template.
 
     Raises CheckpointError.
     """
@@ -298,7 +314,7 @@ def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _has_bos(file: GgufFile) -> bool:
-    """Return False for a model without a BOS token, even if its file has one."""
+    """Return False if the model has no BOS token, even if its file lists one."""
     return _text(file, "model") != "gpt2" or _rules(file).bos is not None
 
 

@@ -1,4 +1,4 @@
-"""The backend for NVIDIA GPUs, as start-up sees it, without importing PyTorch."""
+"""Describes the backend for NVIDIA GPUs to start-up. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from saccade.kernels.backend import KernelBackend
 from saccade.plugins.gpu.libraries.installed import FA3_INSTALL, find_fa3, has_fa4
 
 TOWER_ATTENTION = {9: "triton", 10: "triton"}
-"""The attention that auto selects for the vision encoder, by a GPU's major architecture; flash for
-others. For 14,400 rows of 16 heads of 72, an H200 takes 4.1 ms with torch's kernel and 2.7 with
-Saccade's. Blackwell has not been measured.
+"""The attention backend that auto selects for the vision encoder, by the GPU's major architecture.
+For others, it is flash. For 14,400 rows of 16 heads of 72, an H200 takes 4.1 ms with torch's kernel
+and 2.7 with Saccade's. Blackwell has not been measured.
 """
 FA3_SPEEDUP: Mapping[int, float] = {}
-"""The speed of FlashAttention-3 relative to Saccade's kernel on Hopper, by an image's number of
-patches: "fa3 beside ours" in stage `attention` of `saccade_bench.gpu_check`. If all are above 1,
-auto selects FlashAttention-3 where it is installed. It has not been measured yet.
+"""The speed of FlashAttention-3 on Hopper relative to Saccade's kernel, by the number of patches of
+an image. It is printed as "fa3 beside ours" in stage `attention` of `saccade_bench.gpu_check`. If
+all values are above 1, auto selects FlashAttention-3 where it is installed. Not measured yet.
 """
 FLASH_LIKE = ("flash", "fa3", "fa4")
-"""The backends that require a 16-bit dtype."""
+"""The attention backends that require a 16-bit dtype."""
 TOWERS = ("triton", *FLASH_LIKE, "sdpa")
 
 
 def pick_tower(wanted: str, arch: int, half: bool) -> str:
-    """Implement `kernels.backend.PickTower`. auto selects the backend that was fastest in
+    """Return the attention backend of the vision encoder. auto selects the one that was fastest in
     measurements.
+
+    Implements `kernels.backend.PickTower`.
     """
     option = f"--tune mm_attention_backend={wanted}"
     if wanted == "auto":

@@ -1,4 +1,5 @@
-"""Penalties for past tokens, logit biases, and bans on an early end, for all requests of a step.
+"""Applies penalties for past tokens, logit biases, and bans on an early end, for all requests of a
+step.
 
 Each slot's options and token counts are on the device, so sampled tokens are counted without a host
 synchronization.
@@ -26,16 +27,16 @@ from saccade.runtime.row_parts import Draws
 from saccade.runtime.sampling.edits import list_edits
 
 NOTHING = -1, 0, 0
-"""The facts of a slot without edits: no row of counts, no listed tokens, no tokens due."""
+"""The entry of a slot without edits: no row of counts, no listed tokens, and no minimum length."""
 
 
 class SlotEdits:
     """Edits the logits of all requests with one kernel, which reads the slots' options on the
     device.
 
-    Implements `runtime.row_parts.SamplePart`, like `runtime.sampling.edits.Edit`. Each slot has a
-    row of counts for the whole vocabulary at a fixed address, which CUDA graphs can read. Only this
-    class writes to `tables`.
+    Implements `runtime.row_parts.SamplePart`, with the same edits as `runtime.sampling.edits.Edit`.
+    Each slot has a row of counts for the whole vocabulary at a fixed address, which CUDA graphs can
+    read. Only this class writes to `tables`.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class SlotEdits:
         self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
 
     def close(self, slot: int) -> None:
-        """Disable edits in the slot, until it is opened again."""
+        """Disable edits in the slot until it is opened again."""
         self._send_facts(slot, NOTHING)
 
     def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
@@ -83,7 +84,9 @@ class SlotEdits:
         self.tables.facts[slot].copy_(send(np.array(facts, np.int32), self._device))
 
     def _list(self, slot: int, params: SamplingParams) -> list[int]:
-        """Write the biased and banned tokens to the slot's list, and return them, each once."""
+        """Write the biased and banned tokens to the slot's list, and return them without
+        duplicates.
+        """
         added = dict[int, float]()
         biases, bans = list_edits(params, self._stop_ids)
         for token, amount in biases:
@@ -101,7 +104,7 @@ class SlotEdits:
     def _fill(
         self, line: int, tokens: Sequence[int], prompt_length: int, listed: Sequence[int]
     ) -> None:
-        """Write the slot's counts for a prompt and the tokens generated so far."""
+        """Write the slot's token counts for a prompt and the tokens generated so far."""
         ids = np.array((*tokens, *listed), np.int64)
         unique, places = np.unique(ids, return_inverse=True)
         state = np.bincount(places[prompt_length : len(tokens)], minlength=len(unique))

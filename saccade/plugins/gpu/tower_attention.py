@@ -1,7 +1,10 @@
-"""The vision encoder's attention backends on GPUs by name: bidirectional, within segments.
+"""The attention backends for vision encoders on GPUs, by name. Attention is bidirectional within
+segments.
 
-triton: Saccade's kernel; flash: torch's, for 16 bits. Both can be captured in CUDA graphs. fa3:
-FlashAttention-3 (Hopper); fa4: FlashAttention-4. These require their packages and are NOT YET RUN.
+triton: Saccade's kernel. It can be captured in CUDA graphs.
+flash: torch's kernel for 16 bits. It can be captured, too.
+fa3: FlashAttention-3 (Hopper), which requires its package. NOT YET RUN.
+fa4: FlashAttention-4, which requires its package. NOT YET RUN.
 sdpa: PyTorch's, which waits for the device.
 """
 

@@ -1,4 +1,4 @@
-"""Structured outputs: a grammar constrains the answer to a format, or to tool calls."""
+"""Structured outputs: a grammar constrains an answer to a format, or to tool calls."""
 
 from saccade.plugin import Plugin, Requests, StepRule
 

@@ -24,7 +24,9 @@ log = logging.getLogger("saccade")
 
 MakeConstraint = Callable[[Lexicon], OutputConstraint | None]
 """Creates a constraint that depends on the lexicon, such as a forced tool call, whose tags may be
-tokens. Called in the compiler's thread. May raise InvalidRequest, and returns None for any text.
+tokens.
+
+Called in the compiler's thread. May raise InvalidRequest. Returns None if any text is allowed.
 """
 
 
@@ -35,7 +37,10 @@ class Compiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
-        """Start reading the lexicon. `vocab_size`, `ends`: as in `vocabulary.read_lexicon`."""
+        """Start reading the lexicon in the compiler's thread.
+
+        vocab_size, ends: as in `vocabulary.read_lexicon`.
+        """
         self._thread = ThreadPoolExecutor(1, "saccade-grammar")
         self._grammars = self._thread.submit(_read, tokenizer, vocab_size, ends)
         self._busy = False
@@ -49,7 +54,8 @@ class Compiler:
     ) -> Grammar | None:
         """Compile the grammar for a constraint, or return None if it allows any text.
 
-        `thinks_until`: as in `Grammars.compile`. client: the name used for round-robin.
+        thinks_until: as in `Grammars.compile`.
+        client: the client's name, for round-robin.
 
         Raises InvalidRequest with the location of an error in `param`.
         """

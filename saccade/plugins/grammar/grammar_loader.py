@@ -25,7 +25,9 @@ SLOW_THREADS = 2
 
 
 class GrammarLoader:
-    """Prepares requests' grammar states. After `wake` is called, `take_ready` returns them."""
+    """Prepares the grammar states of requests. `wake` is called when `take_ready` has something to
+    return.
+    """
 
     def __init__(
         self,
@@ -36,8 +38,8 @@ class GrammarLoader:
     ) -> None:
         """Start reading the lexicon.
 
-        `wake`: called from any thread when a grammar is ready. The other arguments are the same as
-        for `vocabulary.read_lexicon`.
+        wake: called from any thread when a grammar is ready. The other arguments are the same as in
+        `vocabulary.read_lexicon`.
         """
         self._wake = wake
         self._beginner = ThreadPoolExecutor(1, "saccade-grammar")
@@ -47,7 +49,7 @@ class GrammarLoader:
 
     @property
     def waiting(self) -> bool:
-        """Whether a request has not been returned by `take_ready` yet."""
+        """Whether some requests have not been returned by `take_ready` yet."""
         return bool(self._waiting)
 
     def prepare(self, request: Request) -> None:
@@ -57,14 +59,16 @@ class GrammarLoader:
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, id: str) -> bool:
-        """Drop a request, and do not compile its grammar. Returns True if it was waiting."""
+        """Drop a request, so that its grammar is not compiled. Returns True if the request was
+        waiting.
+        """
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited[1].cancel()
         return waited is not None
 
     def take_ready(self) -> list[tuple[Request, GrammarState | RequestError]]:
-        """Return the requests whose grammar states are ready or failed, each once."""
+        """Remove and return the requests whose grammar states are ready or have failed."""
         found: list[tuple[Request, GrammarState | RequestError]] = []
         for id, (request, future) in list(self._waiting.items()):
             if not future.done():
@@ -80,7 +84,7 @@ class GrammarLoader:
         return found
 
     def fail_all(self, error: str) -> list[Delta]:
-        """Fail all waiting requests with this error."""
+        """Fail all waiting requests with this error, and return their final deltas."""
         ended = [Delta(id, finish="error", error=error) for id in self._waiting]
         self._waiting.clear()
         return ended

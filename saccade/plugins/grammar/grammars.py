@@ -1,6 +1,6 @@
-"""Compiles requested answer formats to grammars, once each.
+"""Compiles the requested formats of answers to grammars, once each.
 
-The results are texts, which are cached and sent to the engine's matchers.
+The results are strings, which are cached and sent to the engine's matchers.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from saccade.text.grammar.schema_types import place_name
 MAX_GRAMMAR_BYTES = 65_536
 """Maximum size of a regular expression, a Lark grammar or a list of choices."""
 MAX_INTERSECTIONS = 8
-"""Maximum `&` and `~` in a Lark grammar. n of them cost up to 2^n operations per token
+"""Maximum number of `&` and `~` in a Lark grammar. With n of them, a token can take 2^n operations
 (`schema.MAX_INTERSECTED`).
 """
 MAX_KEPT_BYTES = 16 << 20
-"""Maximum total size of the cached grammar texts."""
+"""Maximum total size of the cached grammars in bytes."""
 EXPLAIN_SECONDS = 0.5
-"""Maximum CPU time for locating an error in a schema. Other requests wait meanwhile."""
+"""Maximum CPU time in seconds for locating an error in a schema. Other requests wait meanwhile."""
 _OUR_WORDS = re.compile(
     r"<non-verbose/>|while processing json-schema:\S*|Enable 'coerce_one_of' option.*"
 )
 _LITERAL = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
-"""Where Lark operators do not occur: comments, strings and regular expressions."""
+"""Matches the parts of a Lark grammar without operators: comments, strings and regular
+expressions.
+"""
 _NOTHING_FITS = "Unsatisfiable"
 
 
@@ -60,7 +62,7 @@ class Grammars:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """Cache at most `most` grammars, with texts of at most `most_bytes` in total.
+        """Create a cache of at most `most` grammars, with at most `most_bytes` in total.
 
         The most recent grammar is cached even if it is larger.
         """
@@ -75,8 +77,9 @@ class Grammars:
         """Return the grammar for `constraint`, from the cache or compiled in milliseconds.
 
         thinks_until: the text that ends reasoning before the answer, e.g. "</think>". Reasoning is
-        not constrained. With `None`, the answer starts at once. Raises InvalidRequest with the
-        location of an error in `param`.
+        not constrained. With `None`, the answer starts immediately.
+
+        Raises InvalidRequest with the location of an error in `param`.
         """
         key = _digest(
             [constraint.kind, constraint.value, constraint.spacing.options(), thinks_until],
@@ -133,7 +136,9 @@ class Grammars:
         return [lark_part("answer", text)]
 
     def _after_reasoning(self, ends: str, name: str) -> Part:
-        """Return a part that allows any text up to `ends`, and then the grammar `name`."""
+        """Return a grammar part that allows any text up to `ends`, and then what the grammar `name`
+        allows.
+        """
         tag, text = tag_term(self.lexicon, ends), quoted(ends)
         thought = (
             f"thought[suffix={text}]: /(?s:.*)/" if tag == text else f"thought: /(?s:.*)/ {tag}"
@@ -141,7 +146,9 @@ class Grammars:
         return lark_part("thinking", f'start: thought "\\n\\n" @{name}\n{thought}\n')
 
     def _fault(self, parts: list[Part]) -> str:
-        """Return why parts fail to compile or to compute a first mask. Empty if they succeed."""
+        """Return why the grammar's parts fail to compile or to compute a first mask, or "" if they
+        succeed.
+        """
         matcher = begin_match(self.lexicon, json.dumps({"grammars": parts}))
         if not matcher.is_error():
             fill_mask(self.lexicon, matcher, self._row)
@@ -152,7 +159,7 @@ class Grammars:
         return matcher.get_error()
 
     def _explain(self, constraint: OutputConstraint, error: str) -> InvalidRequest:
-        """Return the library's message as an error.
+        """Convert the library's error message to an InvalidRequest.
 
         For a schema, the error has the location of the innermost invalid part, if it can be found
         in `EXPLAIN_SECONDS`.
@@ -186,7 +193,7 @@ def _bounded(text: str, param: str) -> str:
 
 
 def _digest(value: Any, param: str) -> str:
-    """Return a digest of `value`, including the order of a schema's properties."""
+    """Return a digest of a JSON value. It depends on the order of a schema's properties."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HoldAnswer:
-    """Compiles the grammar if the answer must have a format, or may contain tool calls."""
+    """Compiles the grammar of an answer that must have a format or may contain tool calls."""
 
     def __init__(self, context: StepContext) -> None:
         spec = context.spec
@@ -28,7 +28,9 @@ class HoldAnswer:
         self._compiler = Compiler(context.tokenizer, spec.vocab_size, spec.eos_token_ids)
 
     async def compile(self, preparation: Preparation) -> None:
-        """Compile the grammar. Raises InvalidRequest with the location of an error."""
+        """Compile the grammar of the request's answer. Raises InvalidRequest with the location of
+        an error.
+        """
         request = preparation.request
         until = self._tags.close if preparation.encoded.reasoning == "open" else None
         share = preparation.client.share(request.cache_salt)

@@ -24,17 +24,19 @@ from saccade.plugins.grammar.vocabulary import begin_match, fill_mask, mask_word
 MAX_KEPT_BYTES = 128 << 20
 """Maximum memory of cached prototypes, as measured by malloc statistics."""
 MIN_KEPT_BYTES = 16 << 10
-"""The minimum that each prototype counts as."""
+"""Minimum bytes that each cached prototype counts as."""
 GROWTH_BYTES = 200 << 20
-"""Estimated memory growth of a prototype per second spent on slow masks. All copies share its
-lexer, which caches states.
+"""Estimated memory growth in bytes of a prototype per second spent on slow masks. All of its copies
+share its lexer, which caches states.
 """
 MASK_SECONDS = 5.0
 TOKEN_SECONDS = 2e-3
-"""Maximum CPU time for the grammar of one answer: a fixed part, and a part for each token."""
+"""Maximum CPU time in seconds for the grammar of one answer: a fixed part, and a part for each
+token.
+"""
 SLOW_SECONDS = 5e-4
-"""The time after which a mask is slow; most take 10 to 50 us. After a slow mask, a sequence's masks
-are computed in another thread.
+"""The time in seconds above which a mask is slow. Most masks take 10 to 50 us. After a slow mask, a
+sequence's masks are computed in another thread.
 """
 
 
@@ -48,14 +50,16 @@ class Prototype:
 
     @property
     def kept_bytes(self) -> int:
-        """An estimate of the memory of the prototype and the state shared by its copies."""
+        """Return the estimated memory in bytes of the prototype and the state that its copies
+        share.
+        """
         return self.nbytes + int(self.slow_seconds * GROWTH_BYTES)
 
 
 class Matcher:
     """The state of one sequence in its grammar.
 
-    Stop tokens are handled by this class, because the library's rollback miscounts them.
+    This class handles stop tokens itself, because the library's rollback miscounts them.
     """
 
     def __init__(
@@ -66,7 +70,10 @@ class Matcher:
         ends: frozenset[int],
         words: int,
     ) -> None:
-        """Use `match`, a copy of the prototype's. `words`: the number of words in a mask."""
+        """Use `match`, a copy of the prototype's.
+
+        words: the number of 32-bit words in a mask.
+        """
         self._prototype = prototype
         self._match = match
         self._lexicon = lexicon
@@ -94,7 +101,7 @@ class Matcher:
     def must_end(self) -> bool:
         """Whether the answer is complete, and the grammar allows no more text.
 
-        The sequence then needs no further step, not even for a stop token.
+        If so, the sequence needs no further step, not even for a stop token.
         """
         return self._ended or (self._match.is_stopped() and not self._match.is_error())
 
@@ -152,9 +159,9 @@ class Matcher:
                 row[token // 32] &= ~np.uint32(1 << token % 32)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the forced tokens, which can be accepted without sampling.
+        """Return the tokens that the grammar forces next. They can be accepted without sampling.
 
-        They are tokenized like the tokenizer would, and do not include a stop token.
+        They are tokenized as the tokenizer would, and do not include a stop token.
         """
         if self._ended:
             return ()
@@ -173,7 +180,7 @@ class Matcher:
             assert done, self._match.get_error()
 
     def charge(self, seconds: float) -> None:
-        """Add the time of a slow mask to the prototype."""
+        """Add the time of a slow mask to the estimated memory growth of the prototype."""
         self._prototype.slow_seconds += seconds
 
     def clone(self) -> Matcher:
@@ -202,7 +209,7 @@ class MatcherState:
     another thread. Async scheduling plans a step before the previous token is known only while
     masks are quick.
 
-    Forced tokens are tokenized like the tokenizer would. They are accepted all at once (`jump`), or
+    Forced tokens are tokenized as the tokenizer would. They are accepted all at once (`jump`), or
     sampled one by one (`step`) with masks that allow one token. The answer is the same either way.
     """
 
@@ -216,8 +223,8 @@ class MatcherState:
     ) -> None:
         """Compute the first mask, which is the slowest.
 
-        `words`: the number of words in a mask. `wake`: called from another thread when a slow mask
-        is ready.
+        words: the number of 32-bit words in a mask.
+        wake: called from another thread when a slow mask is ready.
         """
         self._matcher = matcher
         self._row = np.zeros(words, np.uint32)
@@ -235,7 +242,7 @@ class MatcherState:
 
     @property
     def must_end(self) -> bool:
-        """See `Matcher.must_end`."""
+        """Whether the answer is complete, as in `Matcher.must_end`."""
         return self._matcher.must_end
 
     @property
@@ -245,12 +252,12 @@ class MatcherState:
 
     @property
     def quick(self) -> bool:
-        """Whether masks are computed at once, rather than in another thread."""
+        """Whether masks are computed immediately, rather than in another thread."""
         return not self._slow
 
     @property
     def foresees(self) -> bool:
-        """Whether `ahead` may be called. Masks after draft tokens are quick."""
+        """Whether `ahead` may be called, which requires that masks after draft tokens are quick."""
         return not (self._slow or self._slow_ahead)
 
     @property
@@ -273,10 +280,12 @@ class MatcherState:
             self._matcher.accept((token,))
 
     def jump(self, planned: bool) -> tuple[int, ...]:
-        """Accept the forced tokens, and return them.
+        """Accept all forced tokens, and return them.
 
-        `planned`: a plan in flight samples the first one. Raises InvalidRequest if the grammar has
-        become too complex, and InternalError if a token is not allowed.
+        planned: whether a plan in flight samples the first one.
+
+        Raises InvalidRequest if the grammar has become too complex, and InternalError if a token is
+        not allowed.
         """
         with self._timed():
             tokens = self._matcher.forced()
@@ -286,14 +295,14 @@ class MatcherState:
         return tokens
 
     def step(self) -> None:
-        """From now on, sample forced tokens one by one."""
+        """Switch to sampling forced tokens one by one."""
         if not self._forced:
             self._forced.extend(self._matcher.forced())
 
     def go_on(self, planned: bool) -> None:
         """Compute the mask for the next token, unless the token is forced.
 
-        `planned`: a plan in flight needs the mask.
+        planned: whether a plan in flight needs the mask.
         """
         if self._forced:
             return
@@ -328,7 +337,7 @@ class MatcherState:
         return row.tobytes()
 
     def count_allowed(self, draft_tokens: Sequence[int]) -> int:
-        """See `Matcher.count_allowed`."""
+        """Count the leading draft tokens that the grammar allows, as in `Matcher.count_allowed`."""
         return self._matcher.count_allowed(draft_tokens)
 
     def ahead(self, draft_tokens: Sequence[int], jumps: bool) -> list[bytes]:
@@ -336,8 +345,8 @@ class MatcherState:
 
         The state does not change, and the CPU time is not charged to the answer.
 
-        jumps: whether forced tokens will be accepted all at once. If several are, only the draft
-        tokens before them get masks.
+        jumps: whether forced tokens are accepted all at once. If several tokens are forced, only
+        the draft tokens before them get masks.
         """
         masks: list[bytes] = []
         begin, matcher, row = time.thread_time(), self._matcher.clone(), np.zeros_like(self._row)
@@ -369,7 +378,9 @@ class MatcherState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Measure the CPU time of this thread only because the machine may be busy."""
+        """Measure the CPU time of this thread. Wall-clock time would include other work of a busy
+        machine.
+        """
         begin = time.thread_time()
         try:
             yield
@@ -419,8 +430,9 @@ class Matchers:
     ) -> None:
         """Create an empty cache.
 
-        `most`, `most_bytes`: the maximum number of prototypes, and of their memory. The most recent
-        one is cached even if it is larger.
+        most: the maximum number of prototypes.
+        most_bytes: the maximum memory of all prototypes. The most recent one is cached even if it
+        is larger.
         """
         self._most_bytes = most_bytes
         self._lexicon = lexicon
@@ -437,14 +449,14 @@ class Matchers:
 
     @property
     def words(self) -> int:
-        """The number of words in a mask."""
+        """The number of 32-bit words in a mask."""
         return self._words
 
     def new_matcher(self, grammar: str) -> Matcher:
-        """Return a new matcher. `grammar`: `Grammar.text`.
+        """Return a new matcher for the grammar `Grammar.text`.
 
         Call this from one thread at a time. Raises InvalidRequest if the grammar does not compile,
-        or its first mask fails; the front has ruled this out. Such a grammar is not cached.
+        or its first mask fails, although the front has checked both. Such a grammar is not cached.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:

@@ -24,20 +24,22 @@ from saccade.text.grammar.schema_types import (
 )
 
 MAX_NESTING = 3 * MAX_SCHEMA_DEPTH
-"""Maximum nesting of objects and lists of any kind, because the parser is recursive."""
+"""Maximum nesting of objects and lists of any type, because the parser is recursive."""
 MAX_SCHEMAS = 4_000
 """Maximum schemas in total. A schema that is referenced several times counts once."""
 MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 5_000
-"""Both in total: 1,000 optional properties take 50 ms to compile, and 5,000 values 25 ms."""
+"""Maximum number of properties and of `enum` values, each in total. 1,000 optional properties take
+50 ms to compile, and 5,000 values 25 ms.
+"""
 MAX_MULTIPLE = 1_000
 """Maximum least common multiple of all `multipleOf` that apply to a number. The grammar tracks each
 remainder: 1,000,003 of them take 6 s to compile.
 """
 
 MAX_INTERSECTED = 8
-"""Maximum patterns that one text must match. n of them cost up to 2^n operations per token, which
-the library's limits do not count; 20 take 10 s to compile.
+"""Maximum number of patterns that one string must match. With n of them, a token can take 2^n
+operations, which the library's limits do not count; 20 take 10 s to compile.
 """
 
 _MAX_MERGED = 20_000
@@ -51,7 +53,7 @@ _ONE = ("items", "additionalProperties", "additionalItems")
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAP = ("properties", "$defs", "definitions")
 _SAME = ("anyOf", "oneOf", "allOf")
-"""Keywords whose schemas apply to the same document as the schema around them."""
+"""Keywords whose schemas apply to the same document as the schema that contains them."""
 _DEFINED = ("$defs", "definitions")
 _UNSUPPORTED = frozenset(
     (
@@ -142,7 +144,10 @@ def prepare_schema(schema: Any, param: str) -> Any:
 
 
 class _Checked:
-    """A schema whose parts have all been checked. `nodes`: the inner schemas by location."""
+    """A schema in which all parts have been checked.
+
+    nodes: the inner schemas by location.
+    """
 
     def __init__(self, root: Any, param: str) -> None:
         self.root = root
@@ -160,7 +165,7 @@ class _Checked:
             pending = [place for place in self.nodes if place not in before]
 
     def target(self, place: Place) -> Place | None:
-        """Return the target of a schema's `$ref`, or `None` if it has none."""
+        """Return the location that a schema's `$ref` refers to, or `None` if it has none."""
         node = self.nodes[place]
         reference = node.get("$ref") if isinstance(node, dict) else None
         if reference is None:
@@ -184,7 +189,9 @@ class _Checked:
         return at
 
     def children(self, place: Place) -> Iterator[Place]:
-        """Yield the locations of the schemas directly within that at `place`, without `$defs`."""
+        """Yield the locations of the schemas directly within the schema at `place`, without those
+        in `$defs`.
+        """
         node = self.nodes[place]
         for key in node if isinstance(node, dict) else ():
             if key in _MAP:
@@ -195,7 +202,7 @@ class _Checked:
                 yield (*place, key)
 
     def refuse_endless(self) -> None:
-        """Raise for schemas that only infinite documents satisfy."""
+        """Raise InvalidRequest for a schema that only infinite documents satisfy."""
         ends: set[Place] = set()
         waiting: dict[Place, list[Place]] = {}  # by part, the schemas that depend on it
         for place in self.nodes:
@@ -215,9 +222,9 @@ class _Checked:
                 )
 
     def refuse_intersections(self) -> None:
-        """Raise for texts that must match too many patterns at once.
+        """Raise InvalidRequest for a schema in which a string must match too many patterns at once.
 
-        `allOf` can cause this, and so can a reference with other keywords next to it.
+        This can be caused by `allOf`, or by a reference with other keywords next to it.
         """
         patterns = {place: own for place in self.nodes if (own := self._patterns(place))}
         if len(set[str]().union(*patterns.values())) <= MAX_INTERSECTED:
@@ -247,15 +254,16 @@ class _Checked:
                         pending.append((part, inner))
 
     def _patterns(self, place: Place) -> set[str]:
-        """Return the patterns that the schema at `place` itself has for a text."""
+        """Return the patterns that the schema at `place` itself requires a string to match."""
         node = self.nodes[place]
         keys = ("pattern", "format") if isinstance(node, dict) else ()
         return {f"{key} {node[key]}" for key in keys if key in node}
 
     def _merged(self, place: Place) -> Iterator[tuple[Place, Place]]:
-        """Yield the schemas within the one at `place`, and the target of its reference.
+        """Yield the schemas within the schema at `place`, and the target of its reference.
 
-        Each comes with its document's location within this schema's document.
+        Each is yielded with the location of the document that it applies to, relative to this
+        schema's document.
         """
         for part in self.children(place):
             step = part[len(place) :]
@@ -265,7 +273,7 @@ class _Checked:
             yield target, ()
 
     def reword(self) -> None:
-        """Replace keywords that the library does not support by equivalent ones."""
+        """Replace keywords that the library does not support with equivalent ones."""
         references = [str(n.get("$ref")) for n in self.nodes.values() if isinstance(n, dict)]
         for place, node in self.nodes.items():
             if not isinstance(node, dict):
@@ -355,8 +363,9 @@ class _Checked:
                 )
 
     def _ends(self, place: Place, ends: set[Place]) -> bool:
-        """Return True if a finite document can satisfy the schema at `place`, given that this is
-        so for the schemas in `ends`.
+        """Return True if a finite document can satisfy the schema at `place`.
+
+        ends: the schemas for which this is already known.
         """
         node = self.nodes[place]
         if isinstance(node, bool):
@@ -389,7 +398,7 @@ class _Checked:
         )
 
     def _excludes(self, place: Place) -> bool:
-        """Return True if a document satisfies at most one branch of the `oneOf` at `place`."""
+        """Return True if no document can satisfy more than one branch of the `oneOf` at `place`."""
         branches = [
             self._resolved((*place, "oneOf", index))
             for index in range(len(self.nodes[place]["oneOf"]))
@@ -424,7 +433,7 @@ class _Checked:
         )
 
     def _resolved(self, place: Place) -> Place:
-        """Return the location that a chain of references leads to."""
+        """Return the location at the end of a chain of references."""
         seen = {place}
         while (target := self.target(place)) is not None and target not in seen:
             seen.add(target)
@@ -439,9 +448,10 @@ class _Checked:
 
 
 def _combines(node: Any) -> bool:
-    """Return True if one value must satisfy several schemas, or more than the named properties.
+    """Return True if one value must satisfy several schemas, or must have more properties than
+    `properties` names.
 
-    In this case, a property that one schema does not name may belong to another.
+    Then a property that one schema does not name may belong to another.
     """
     if not isinstance(node, dict):
         return False
@@ -510,9 +520,9 @@ def _is_type(value: Any) -> bool:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
-    """Yield all schemas within `schema` as independent schemas, inner ones first.
+    """Yield each schema within `schema` as an independent schema, inner ones first.
 
-    Pure references come last, and true and false are omitted. `schema` must be the result of
+    Pure references come last, and true and false are omitted. `schema` must be a result of
     `prepare_schema`.
     """
     checked = _Checked(schema, "")

@@ -1,7 +1,4 @@
-"""Grammars for tool calls in the model's own format.
-
-Implements `tool_choice`.
-"""
+"""Builds grammars for tool calls in the model's own format, as `tool_choice` requires."""
 
 from __future__ import annotations
 
@@ -26,9 +23,12 @@ def read_tool_choice(
 ) -> OutputConstraint | None:
     """Return the grammar for `tool_choice`, or `None` if the answer is not constrained.
 
-    It is not constrained for "none", nor for "auto" unless a tool is strict. With a strict tool,
-    text is free, but a call must be complete once it has started. `answer`: the format of an answer
-    without calls. Raises InvalidRequest with the field.
+    spelling: the model's format of calls.
+    answer: the format of an answer without calls.
+
+    The answer is not constrained for "none", nor for "auto" unless a tool is strict. With a strict
+    tool, text is free, but a call must be complete once it has started. Raises InvalidRequest with
+    the field.
     """
     match choice:
         case None | "auto":
@@ -65,7 +65,10 @@ def _allowed(
     parallel: bool,
     answer: OutputConstraint | None,
 ) -> OutputConstraint:
-    """Allow calls to only some of the tools. Calls are optional (`auto`) or `required`."""
+    """Return a grammar that allows calls to only some of the tools.
+
+    mode: auto if calls are optional, or required.
+    """
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")
@@ -97,9 +100,10 @@ def calls_constraint(
 ) -> OutputConstraint:
     """Return a grammar for calls to `tools`.
 
-    `must`: one call, or several in a row with `parallel`, or else `answer`. `may`: text, in which
-    each opening tag starts a call. Raises InvalidRequest with the location of an error in a tool's
-    schema.
+    need: with `must`, the answer is a call, several in a row with `parallel`, or the format
+    `answer`. With `may`, it is text in which each opening tag starts a call.
+
+    Raises InvalidRequest with the location of an error in a tool's schema.
     """
     parts = ValueParts(param)
     rules = []

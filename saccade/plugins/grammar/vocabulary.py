@@ -1,6 +1,7 @@
-"""The tokenizer for llguidance, and the limits for compiling and matching grammars.
+"""Creates the tokenizer for llguidance and its matchers, and limits the compiling and matching of
+grammars.
 
-The front checks grammars and the engine applies them. Both create matchers with this module, so
+The front checks grammars, and the engine applies them. Both create matchers with this module, so
 that they agree.
 """
 
@@ -12,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 WORD_BITS = 32
-"""Tokens per word of a mask."""
+"""Number of tokens per word of a mask."""
 
 _LIMITS = LLParserLimits(
     # Stops expansions such as "(a{1000}){1000}" after about 40 ms and 20 MB. The largest schemas
@@ -27,11 +28,12 @@ _LIMITS = LLParserLimits(
 
 
 def read_lexicon(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
-    """Read a tokenizer for llguidance. Takes about half a second.
+    """Convert a tokenizer to llguidance's format. This takes about half a second.
 
-    tokenizer_json: the result of `tokenizers.Tokenizer.to_str`. vocab_size: the columns of logits,
-    which may be more than the tokens. Masks never allow columns without a token. ends: the stop
-    tokens.
+    tokenizer_json: the result of `tokenizers.Tokenizer.to_str`.
+    vocab_size: the number of columns of logits, which may exceed the number of tokens. Masks never
+    allow columns without a token.
+    ends: the IDs of the stop tokens.
     """
     return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(ends))
 
@@ -71,7 +73,7 @@ def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None
 
 
 def _single(row: np.ndarray) -> int | None:
-    """Return the only token that a mask allows, or None if it allows several or none."""
+    """Return the only token that a mask allows, or None if it allows several tokens or none."""
     words = np.flatnonzero(row)
     if len(words) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API."""
+"""Serves Anthropic's Messages API."""
 
 from saccade.plugin import Http, Plugin, Requests, StepRule
 

@@ -1,4 +1,4 @@
-"""The Messages API in `/openapi.json`."""
+"""Describes the Messages API in `/openapi.json`."""
 
 from __future__ import annotations
 

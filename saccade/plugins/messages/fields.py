@@ -129,10 +129,10 @@ class PDFBytes(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
 
 
 class PartsSource(IgnoredFields, tag_field="type", tag="content", kw_only=True):
-    """A document that consists of texts and images."""
+    """A document that consists of text and images."""
 
     content: str | list[TextBlock | ImageBlock]
-    """A text, or texts and images."""
+    """A string, or blocks with text and images."""
 
 
 class DocumentBlock(MediaBlock, tag_field="type", tag="document", kw_only=True):
@@ -188,7 +188,7 @@ class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=
     content: (
         str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock | BrowserState] | None
     ) = None
-    """The tool's output: a text, or texts and images."""
+    """The tool's output: a string, or blocks with text and images."""
     is_error: bool | None = None
     """Whether the tool failed. If so, the model reads "Error:" before the content."""
 
@@ -375,8 +375,7 @@ class Drawing(Struct, kw_only=True):
     """Sampling, and when the answer ends. max_tokens 0: only compute the prompt."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    """Maximum tokens of the answer. With 0, the server only computes the prompt and caches it.
-    """
+    """Maximum tokens of the answer. With 0, the server only computes the prompt and caches it."""
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None

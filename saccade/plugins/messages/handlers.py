@@ -46,7 +46,7 @@ def message_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """The request handlers."""
+    """The handlers of /v1/messages and /v1/messages/count_tokens."""
 
     handler: RequestHandler
 
@@ -85,12 +85,12 @@ class _Messages:
 
 
 HOUR = 3600
-"""Cache lifetimes of at least this many seconds are reported as 1 h, shorter ones as 5 min."""
+"""Cache lifetimes of at least this many seconds are reported as 1 h, and shorter ones as 5 min."""
 
 
 def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
-    """Return diagnostics in Anthropic's format. It has fewer reasons, so any other than a changed
-    prompt is "unavailable".
+    """Return the cache diagnostics in Anthropic's format. It has fewer reasons, so all reasons
+    except a changed prompt become "unavailable".
 
     `saccade_reason` and `saccade_place` have the details.
     """
@@ -122,8 +122,9 @@ def applied_edits(edited: AppliedEdit | None) -> dict[str, Any]:
 
 
 class MessageTeller:
-    """Writes an answer as Anthropic's message (see `stream.ResponseWriter`). If no answer is
-    requested, one token is computed and discarded.
+    """Writes an answer as Anthropic's message. Implements `stream.ResponseWriter`.
+
+    If no answer is requested, one token is computed and discarded.
     """
 
     def __init__(self, model: str, asked: AskedMessage, context: AnswerContext) -> None:

@@ -90,8 +90,8 @@ from saccade.text.grammar.constraint import OutputConstraint
 from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
-"""The prefix of a system block for Anthropic's accounting. It is dropped: it differs for each
-request, so the text after it could never be cached.
+"""Prefix of a system block that Anthropic uses for accounting. The block is removed, because it
+differs in each request, so the text after it could never be cached.
 """
 
 _MESSAGE: Reader[InputMessage] = Reader(InputMessage)
@@ -101,7 +101,7 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """A body that has been read."""
+    """A parsed body."""
 
     requests: list[GenerationRequest]  # a single request, which the caller removes
     reply: Reply
@@ -231,7 +231,9 @@ def _tool_set(
 def _read_tools(
     given: list[msgspec.Raw] | None,
 ) -> tuple[tuple[Tool, ...], tuple[Mark, ...], ActionTool | None]:
-    """Return the functions, the cache breakpoints of all tools, and the computer or browser."""
+    """Return the functions, the cache breakpoints of all tools, and the computer or browser, or
+    None if there is none.
+    """
     marks: list[Mark] = []
     acting: list[ActionTool] = []
 
@@ -272,8 +274,9 @@ def _read_tool(raw: msgspec.Raw, kind: str | None, place: str) -> ToolDefinition
 
 @dataclass(slots=True)
 class _Content:
-    """A message's parts as they are read, and its cache breakpoints. undiminished: paths of images
-    in all messages that must be rejected instead of downsized.
+    """A message's parts and cache breakpoints as they are read.
+
+    undiminished: the paths of images, in all messages, that must be rejected instead of downsized.
     """
 
     view: DocumentView
@@ -289,7 +292,10 @@ class _Content:
     def mark(
         self, block: MarkedBlock | MediaBlock | BrowserState, place: str, part: int | None = None
     ) -> None:
-        """Add a block's cache breakpoint after this part, or after the whole message."""
+        """Add the cache breakpoint of a block, if it has one.
+
+        part: the index of the part that it follows. By default, it follows the whole message.
+        """
         if block.cache_control is not None:
             where = f"{place}.cache_control"
             self.marks.append(control_mark(block.cache_control, where, part))
@@ -300,8 +306,11 @@ class _Content:
 
 class _Conversation:
     def __init__(self, view: DocumentView, acting: ActionTool | None) -> None:
-        """Start without messages. `view`: how documents are shown. acting: the computer or browser
-        of the request, if any; later, one that occurs only in history.
+        """Start without messages.
+
+        view: how documents are shown to the model.
+        acting: the computer or browser of the request, if any. Later, it may become one that occurs
+        only in the history.
         """
         self.messages: list[Message] = []
         self.acting = acting
@@ -404,7 +413,9 @@ class _Conversation:
         self.messages.append(Message("assistant", text, fields, marks, where, extras))
 
     def _past(self, block: ToolUseBlock, place: str) -> PastAction | None:
-        """Return a call's action on a screen. Its toolset may occur only in the history."""
+        """Return the action of a call on a screen, or None if it called a function. Its toolset may
+        occur only in the history.
+        """
         toolset = block.toolset_name
         past = read_past(block.name, block.input, toolset, self.acting, place)
         if past is not None and self.acting is None and toolset is not None:
@@ -419,7 +430,7 @@ def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
 
 
 def _undiminished(block: Shown | BrowserState, place: str) -> Iterator[str]:
-    """Yield the paths of images that must be rejected instead of downsized."""
+    """Yield the paths of the images in a block that must be rejected instead of downsized."""
     if isinstance(block, ImageBlock):
         wish = block.transformations
         if wish is not None and wish.oversized_image == "error":
@@ -431,7 +442,10 @@ def _undiminished(block: Shown | BrowserState, place: str) -> Iterator[str]:
 
 
 def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[Part]:
-    """Convert a block to message parts. view: how documents are shown."""
+    """Convert a block to message parts.
+
+    view: how documents are shown to the model.
+    """
     if isinstance(block, BrowserState):
         return [MessageText(block.text(), place)]
     if isinstance(block, TextBlock):

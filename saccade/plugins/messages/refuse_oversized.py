@@ -16,7 +16,7 @@ from saccade.media.sources.source import ImageSource
 
 @dataclass(frozen=True, slots=True)
 class Undiminished:
-    """Paths of images that must be rejected instead of downsized."""
+    """The paths of images that must be rejected instead of downsized."""
 
     NAME: ClassVar[str] = "messages.undiminished"
     places: frozenset[str]
@@ -29,8 +29,8 @@ class RefuseOversized:
         self._spec = context.spec
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise OversizedImages with every image that must not be downsized but is too large, if
-        any.
+        """Raise OversizedImages for the images that must not be downsized but are too large, if
+        there are any.
         """
         request, places, words, side = preparation.request, list[str](), "", 0
         undiminished = find_extra(request.extras, Undiminished)

@@ -1,4 +1,4 @@
-"""Anthropic's computers and browsers: their action formats, and their tools.
+"""Anthropic's computers and browsers: their action formats and tools.
 
 computer_20241022, _20250124, _20251124   one tool, `computer`, with an `action`
 computer_toolset_20260801                 a separate call for each action
@@ -67,7 +67,7 @@ _COMPUTER: Mapping[str, Word] = {
     "zoom": Word("zoom", (Region("region"),)),
 }
 _FIRST = ("scroll", "hold_key", "left_mouse_down", "left_mouse_up", "triple_click", "wait", "zoom")
-"""Actions that computer_20241022 does not have."""
+"""Names of actions that computer_20241022 does not have."""
 _LACKED: Mapping[str, tuple[str, ...]] = {
     "computer_20241022": _FIRST,
     "computer_20250124": ("zoom",),
@@ -109,7 +109,12 @@ _NAMES: Mapping[str, Any] = {"type": "array", "items": _STRING, "maxItems": 16}
 
 
 def _function(about: str, needs: Sequence[str] = (), **properties: Any) -> ClientFunction:
-    """Return a member that is a function. needs: its required properties."""
+    """Return a function that belongs to a toolset.
+
+    about: its description.
+    needs: its required properties.
+    properties: the schemas of its properties.
+    """
     tab = {} if "tab_id" in properties else {"tab_id": _STRING}
     schema = {
         "type": "object",
@@ -156,14 +161,14 @@ _FUNCTIONS: Mapping[str, ClientFunction] = {
     "javascript_exec": _function("Run JavaScript in the page.", ["text"], text=_STRING),
 }
 _OFF = frozenset({"file_upload", "read_console", "read_network", "javascript_exec"})
-"""Members that are available only if `configs` enables them."""
+"""Functions of a toolset that are available only if `configs` enables them."""
 
 SINGLE = ActionWords(_COMPUTER, COMPUTER)
 FAMILIES: Mapping[str, ActionWords] = {
     COMPUTER: ActionWords(_COMPUTER),
     BROWSER: ActionWords(_BROWSER, functions=_FUNCTIONS),
 }
-"""The actions of a toolset, by the name that its calls have."""
+"""The action format of each toolset, by the name that its calls have."""
 TOOLSETS: Mapping[str, str] = {
     "computer_toolset_20260801": COMPUTER,
     "browser_toolset_20260801": BROWSER,
@@ -257,20 +262,20 @@ _TOOLSET: Reader[ToolsetDefinition] = Reader(ToolsetDefinition)
 
 
 def acts(kind: str | None) -> bool:
-    """Return True if a tool type is a computer or a browser."""
+    """Return True if a tool of this type is a computer or a browser."""
     return kind in ACTION_TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTool:
-    """A computer or a browser that has been read, and its cache breakpoint."""
+    """A computer or browser that a request declares, and its cache breakpoint."""
 
     tool: ActionTool
     mark: CacheControl | None
 
 
 def read_action_tool(raw: msgspec.Raw, kind: str, place: str) -> GivenTool:
-    """Read a computer or a browser. Raises InvalidRequest with the field."""
+    """Parse the declaration of a computer or browser. Raises InvalidRequest with the field."""
     if kind in _LACKED:
         single = _SINGLE.json(raw, place)
         lacked = {*_LACKED[kind], *(() if single.enable_zoom else ("zoom",))}
@@ -313,7 +318,7 @@ def read_past(
     tool: ActionTool | None,
     place: str,
 ) -> PastAction | None:
-    """Return an earlier call's action on a screen, or None if it called a function.
+    """Return an earlier call's action on a screen, or None if the call was to a function.
 
     Raises InvalidRequest with the location of an error.
     """

@@ -1,6 +1,6 @@
 """Writes an answer in the format of Anthropic's API: stream events in order, and messages.
 
-A message consists of content blocks, of which one is open at a time.
+A message consists of content blocks. At most one of them is open at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from saccade.text.answer.events import (
 )
 
 StreamEvent = dict[str, Any]
-"""The data of one event; its name is its "type"."""
+"""The data of one event. The event's name is its "type"."""
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
@@ -53,7 +53,7 @@ class MessageUsage:
     beside: Mapping[str, Any] = field(default_factory=dict)  # other fields of a chat's usage
 
     def body(self) -> dict[str, Any]:
-        """The counts in the format of `usage`."""
+        """Return the counts in the format of `usage`."""
         return {
             "input_tokens": self.fresh,
             "cache_creation_input_tokens": self.written,
@@ -68,9 +68,9 @@ class MessageUsage:
 
 
 class MessageStream:
-    """The stream of one answer: `opening_events`, then `feed`, then `closing_events`.
+    """Writes the stream of one answer. Call `opening_events`, then `feed`, then `closing_events`.
 
-    shows_thinking: send the reasoning, or only its signature.
+    shows_thinking: send the reasoning instead of only its signature.
     """
 
     def __init__(self, message_id: str, model: str, shows_thinking: bool = True) -> None:
@@ -85,7 +85,10 @@ class MessageStream:
     def opening_events(
         self, usage: MessageUsage, diagnostics: dict[str, Any] | None = None
     ) -> list[StreamEvent]:
-        """Return the events before the first token. diagnostics: on the cache, if requested."""
+        """Return the events before the first token.
+
+        diagnostics: the reason for a cache miss, if the client requested it.
+        """
         message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
@@ -111,7 +114,9 @@ class MessageStream:
         usage: MessageUsage,
         edited: dict[str, Any] | None = None,
     ) -> list[StreamEvent]:
-        """Return the events after the last token. stop: the stop sequence that ended the answer.
+        """Return the events after the last token.
+
+        stop: the stop sequence that ended the answer.
         edited: the effect of the request's edits, if it has any.
         """
         reason = self._reason(finish, stop)
@@ -166,7 +171,9 @@ class MessageStream:
     def _enter(
         self, kind: Literal["text", "thinking", "tool_use"], block: dict[str, Any]
     ) -> list[StreamEvent]:
-        """Open a block, unless one of the same type is open."""
+        """Close the open block and open a new one, unless a block of the same type is open. Returns
+        the events.
+        """
         if self._open == kind:
             return []
         closed = self._close()
@@ -190,7 +197,7 @@ class MessageStream:
 
 
 class WholeMessage:
-    """Collects a stream's events to a message, for clients that do not stream."""
+    """Collects the events of a stream to a message, for clients that do not stream."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {}
@@ -221,7 +228,7 @@ class WholeMessage:
                         self._message[name] = event[name]
 
     def body(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the response."""
         content = []
         for block, (name, pieces) in zip(self._blocks, self._pieces, strict=True):
             text = "".join(pieces)
@@ -231,8 +238,8 @@ class WholeMessage:
 
 
 def read_input(text: str) -> Any:
-    """Parse a call's input. If it was cut off by the maximum length, parse the complete part, as
-    the SDKs do in a stream.
+    """Parse the input of a call. If the maximum length has truncated it, parse the complete part,
+    as the SDKs do in a stream.
     """
     try:
         return _parsed(text or "{}")
@@ -247,14 +254,16 @@ def _parsed(text: str) -> Any:
 
 
 def _number(word: str) -> Any:
-    """Parse a number. If JSON readers may not support it, return it as raw JSON."""
+    """Parse a number. A number that JSON readers may not support is returned as raw JSON."""
     value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
     fits = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
     return value if fits else msgspec.Raw(word.encode())
 
 
 def _tellable(value: Any) -> Any:
-    """Replace lone surrogates in `value`: JSON can escape them, but UTF-8 cannot encode them."""
+    """Return `value` with lone surrogates replaced. JSON can escape them, but UTF-8 cannot encode
+    them.
+    """
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -263,7 +272,7 @@ def _tellable(value: Any) -> Any:
 
 
 def whole_part(text: str) -> str:
-    """Return the longest prefix of a JSON document that ends after a value, with all brackets
+    """Return the longest prefix of a JSON document that ends after a value, with all open brackets
     closed.
 
     text: the start of an object or a list.

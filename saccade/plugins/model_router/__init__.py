@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def has_models(options: RouteOptions) -> bool:
-    """Return True if the router is configured with models instead of servers."""
+    """Return True if the options name models instead of servers."""
     return options.models is not None
 
 

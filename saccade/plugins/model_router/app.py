@@ -1,6 +1,6 @@
 """The HTTP side of `saccade route --models`: selects the server for a request, and lists models.
 
-A request is sent to the model that it names in the JSON field `model` or the header
+A request is sent to the server of the model that it names in the JSON field `model` or the header
 x-saccade-model. Without a name, a request with a JSON body is sent to the server that stores the
 response to continue, or else to the first model. Other requests (uploads, whose directory all
 servers share, and pages) are sent to any running server. The router checks API keys itself, before
@@ -42,7 +42,7 @@ MODEL_HEADER = b"x-saccade-model"
 
 
 class _Body(msgspec.Struct):
-    """The fields of a body that are read."""
+    """The fields of a body that the router reads."""
 
     model: Any = None
     previous_response_id: Any = None
@@ -52,7 +52,7 @@ _read = json_decoder(_Body).decode
 
 
 class ModelRouter:
-    """The servers by model, and the ASGI application that routes to them."""
+    """The ASGI application that routes requests to the servers of models."""
 
     def __init__(self, context: RouterContext) -> None:
         """Read the file of models. Raises ConfigError."""
@@ -185,7 +185,10 @@ class ModelRouter:
         return (match and self._holder(match[1])) or self._pool.find("")
 
     def _holder(self, instance: str) -> ManagedModel | None:
-        """Return the model whose running server stores a response, if any."""
+        """Return the model whose running server stores a response, or None.
+
+        instance: the server instance in the response's ID.
+        """
         for model in self._pool.models:
             if instance and model.fleet and model.fleet.replicas[0].instance == instance:
                 return model
@@ -217,7 +220,9 @@ class ModelRouter:
 
 
 def _read_body(body: bytearray) -> _Body:
-    """Read the model's name. An invalid body has none, and the server will reject it."""
+    """Read the fields that select a server. An invalid body has none of them, and the server will
+    reject it.
+    """
     try:
         return _read(bytes(first_part(body)) if body.startswith(b"--") else body)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -225,7 +230,7 @@ def _read_body(body: bytearray) -> _Body:
 
 
 def _budget(config: ModelsConfig) -> tuple[int, str]:
-    """Return the bytes for all servers, and where that value comes from."""
+    """Return the memory budget for all servers in bytes, and where that value comes from."""
     if config.memory is not None:
         return config.memory, "memory"
     left = min((room.left for room in MachineMemory().read()), default=0)

@@ -35,7 +35,9 @@ MAX_NAME_CHARS = 128
 DEFAULT_SHARE = 0.8
 """The default fraction of the memory that is free when the router starts."""
 PROCESS_BYTES = 512 * MIB
-"""Memory of a server in addition to its weights, before its first request (measured: 0.47 GiB)."""
+"""Estimated bytes that a server uses before its first request, in addition to its weights
+(measured: 0.47 GiB).
+"""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
@@ -49,9 +51,9 @@ ROUTER_OPTIONS = {
     "--role": "a server encodes and answers",
     "--encoders": "a server encodes and answers",
 }
-"""Options that are not allowed in a model's `args`, and the alternatives."""
+"""Options that are not allowed in a model's `args`, and how to set them instead."""
 SHARED_OPTIONS = ("--files-dir",)
-"""Options that must be the same for all servers, because any server may use an upload."""
+"""Options that must have the same value for all servers, because any server may use an upload."""
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,7 +76,10 @@ class _Top(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model by name. `args`: its server's arguments, including those for all servers."""
+    """The configuration of one model.
+
+    args: the arguments of its server, including those for all servers.
+    """
 
     name: str
     model: str
@@ -84,7 +89,7 @@ class ModelConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names for requests, including names of adapters in `args`."""
+        """All names that requests may use for this model, including names of adapters in `args`."""
         return (self.name, *self.aliases, *self._adapters)
 
     @property
@@ -108,7 +113,7 @@ _SERVED = "--served-model-name"
 
 @dataclass(frozen=True, slots=True)
 class ModelsConfig:
-    """The whole file. Durations are in seconds, memory in bytes."""
+    """The contents of the file. Durations are in seconds, memory in bytes."""
 
     models: tuple[ModelConfig, ...]  # the first one is the default
     memory: int | None = None  # None: a fraction of the free memory
@@ -121,7 +126,7 @@ class ModelsConfig:
 
 
 def read_models(file: str) -> ModelsConfig:
-    """Read the file. Raises ConfigError with the table and field."""
+    """Parse the file. Raises ConfigError with the table and field."""
     try:
         content = tomllib.loads(read_text(Path(file)))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -210,7 +215,9 @@ def in_gib(nbytes: int) -> str:
 
 
 def estimated_bytes(model: str) -> int | None:
-    """Estimate a server's memory from its weights on disk. Returns None if they are not there."""
+    """Return the estimated memory of a server in bytes, from its weights on disk, or None if they
+    are not there.
+    """
     path = DEMO if model == "demo" else Path(model).expanduser()
     if path.is_file():
         return path.stat().st_size + PROCESS_BYTES

@@ -1,11 +1,11 @@
-"""The servers of all models: which ones run, which requests wait for one, and which one must stop.
+"""Starts and stops the servers of all models, and queues the requests that wait for them.
 
     stopped -> starting -> ready -> stopping -> stopped
 
 A server starts when a request waits for its model, and its memory fits the budget. To make space,
-idle servers are stopped, the least recently used first. If all are busy, the one that has run
-longest yields: its running requests finish, new ones wait, and it is started again later. A server
-in use is never stopped. Everything runs on one event loop, so there are no locks.
+idle servers are stopped, the least recently used first. If all servers are busy, the one that has
+run longest has to yield. Its running requests finish, new ones wait, and it is started again later.
+A server in use is never stopped. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ log = logging.getLogger("saccade")
 
 HOST = "127.0.0.1"
 START_SECONDS = 1800.0
-"""The maximum duration of a start, including a download."""
+"""Maximum seconds that a server may take to start, including a download."""
 LOOK_SECONDS = 1.0
-"""The interval between checks of idle servers, and of memory while a model waits for it."""
+"""Seconds between checks of idle servers, and of memory while a model waits for it."""
 STEADY_SECONDS = 60.0
-"""After a server has run this long, its earlier failures are forgotten."""
+"""After a server has run for this many seconds, its earlier failures no longer count."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 5.0, 300.0
-"""The delay after the second consecutive failure, which doubles with each further one."""
+"""Seconds until a server is restarted after its second consecutive failure, and the maximum. The
+delay doubles with each further failure.
+"""
 DEFAULT_RETRY_SECONDS = 10
 MAX_REASON_CHARS = 400
 MAX_CLIENTS = 1024
-"""Maximum clients whose last start is stored, for fairness."""
+"""Maximum number of clients whose last start is stored, for fairness."""
 
 State = Literal["stopped", "starting", "ready", "stopping"]
 STATES: tuple[State, ...] = ("stopped", "starting", "ready", "stopping")
@@ -88,7 +90,9 @@ METRICS = (
 
 
 class ModelUnavailable(Overloaded):
-    """503: the model's server is not ready. Retry after `retry_after` seconds."""
+    """The 503 error for a model whose server is not ready. Clients should retry after `retry_after`
+    seconds.
+    """
 
     status = 503
     type = "server_error"
@@ -109,7 +113,7 @@ class _Waiter:
 
 
 class ManagedModel:
-    """A model, and its server if it has one."""
+    """A model, and its server if there is one."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -138,7 +142,7 @@ class ManagedModel:
         return self.state == "ready" and not self.yielding
 
     def state_fields(self) -> dict[str, Any]:
-        """Return the state for clients."""
+        """Return the fields that describe this model's state to clients."""
         failed = self.state == "stopped" and self.failures > 0
         return {
             "state": "failed" if failed else self.state,
@@ -147,7 +151,9 @@ class ManagedModel:
 
 
 class ModelPool:
-    """All models of a router. `run` must be running while requests are served."""
+    """Manages the servers of all models. The task `run` must be running while requests are
+    served.
+    """
 
     def __init__(
         self,
@@ -157,7 +163,11 @@ class ModelPool:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the pool. options, environment: for all servers, in addition to their own."""
+        """Create the pool.
+
+        budget: bytes of memory for all servers.
+        options, environment: added to each server's own.
+        """
         self.models = [ManagedModel(model) for model in config.models]
         self.budget = budget
         self._config = config
@@ -176,7 +186,9 @@ class ModelPool:
     # ---- requests
 
     def find(self, name: str) -> ManagedModel:
-        """Return the model with this name, or the first one for "". Raises NotFound."""
+        """Return the model with this name, or the first model if the name is empty. Raises
+        NotFound.
+        """
         if not name:
             return self.models[0]
         if name not in self._by_name:
@@ -189,13 +201,15 @@ class ModelPool:
         return self._by_name[name]
 
     def any_ready(self) -> ManagedModel:
-        """Return the ready model that was used last, or else the first model."""
+        """Return the model that was used last among those with a ready server, or else the first
+        model.
+        """
         ready = [model for model in self.models if model.open]
         return max(ready, key=lambda model: model.used_at, default=self.models[0])
 
     @asynccontextmanager
     async def use(self, model: ManagedModel, client: str) -> AsyncIterator[Fleet]:
-        """Wait for the model's server, and prevent it from being stopped within the context.
+        """Wait for the model's server, and prevent it from being stopped while the context is open.
 
         Raises ModelUnavailable, and Overloaded if too many requests wait.
         """
@@ -297,9 +311,10 @@ class ModelPool:
     # ---- memory
 
     def need(self, model: ManagedModel) -> int:
-        """Return the bytes needed to start the model: declared, measured, or the size of its files.
+        """Return the bytes that the model's server needs: as declared, as measured, or by the size
+        of its files.
 
-        If none is known, because the model is not downloaded yet, it needs the whole budget.
+        Returns the whole budget if none of these is known, because the model is not downloaded yet.
         """
         known = max(model.config.memory or 0, model.peak)
         if known:
@@ -323,7 +338,7 @@ class ModelPool:
     # ---- starting and stopping
 
     async def run(self) -> None:
-        """Start and stop servers, forever."""
+        """Start and stop servers, until this task is cancelled."""
         while True:
             self._wake.clear()
             try:
@@ -364,12 +379,17 @@ class ModelPool:
         return LOOK_SECONDS
 
     def _turn(self, model: ManagedModel) -> tuple[float, float]:
-        """Sort key: the time of the last start for any of the waiting clients, then arrival."""
+        """Return the key by which waiting models are sorted: the time of the last start for any of
+        the waiting clients, then the time of arrival.
+        """
         last = min(self._last_start.get(waiter.client, 0.0) for waiter in model.waiting)
         return last, model.waiting[0].since
 
     def _free(self, *, soon: bool = False) -> int:
-        """Return the free bytes of the budget. soon: once all servers have stopped that will."""
+        """Return the bytes of the budget that are free.
+
+        soon: count the memory of servers that are about to stop as free.
+        """
         leaving = ("stopping",) if soon else ()
         used = sum(
             self._size(model)
@@ -379,8 +399,8 @@ class ModelPool:
         return self.budget - used
 
     def _choose_victims(self, need: int) -> None:
-        """Make servers yield until `need` bytes will be free, or no other server may be evicted
-        yet.
+        """Select servers to stop until `need` bytes will be free, or until no other server may be
+        stopped yet.
         """
         now = monotonic()
         while self._free(soon=True) < need:
@@ -397,7 +417,9 @@ class ModelPool:
             victim.yielding, victim.stop_reason = True, "evicted"
 
     def _due(self, model: ManagedModel) -> float:
-        """Return when a server may be evicted. A busy one may run for as long as its start took."""
+        """Return the time from which a server may be stopped. A busy server may run for at least as
+        long as its start took.
+        """
         stay = max(self._config.stay, model.start_seconds if model.leases else 0.0)
         return model.ready_at + stay
 
@@ -427,7 +449,9 @@ class ModelPool:
                     model.stop_event.set()
 
     async def _has_work(self, model: ManagedModel) -> bool:
-        """Return True if the server is working without a client, e.g. on a background response."""
+        """Return True if the server works without a request in flight, e.g. on a background
+        response.
+        """
         assert model.server is not None
         with suppress(httpx.HTTPError):
             stats = await model.server.stats()
@@ -515,7 +539,7 @@ class ModelPool:
         self._show(model)
 
     async def _until_end(self, model: ManagedModel) -> bool:
-        """Wait until the server should be stopped, or has exited. Returns True if it has exited."""
+        """Wait until the server should be stopped or has exited. Returns True if it has exited."""
         assert model.server is not None
         ended = asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(model.server.ended)))
         told = asyncio.create_task(model.stop_event.wait())
@@ -563,7 +587,7 @@ class ModelPool:
     # ---- shutdown and metrics
 
     def begin_stop(self) -> None:
-        """Reject all waiting requests, and all future ones that would have to wait."""
+        """Reject all waiting requests, and from now on all requests that would have to wait."""
         self._closed = True
         for model in self.models:
             self._reject(model, ModelUnavailable("the router is stopping", 1, "engine_unavailable"))
@@ -587,7 +611,7 @@ class ModelPool:
 
 
 def _last_error(server: OwnedServer | None, why: str) -> str:
-    """Return the last error that a server has printed, or `why`."""
+    """Return the last error that a server has printed, or `why` if there is none."""
     lines = [] if server is None else server.last_lines
     errors = [line for line in lines if line.startswith(("error:", "ERROR "))]
     return (errors or [why])[-1][:MAX_REASON_CHARS]

@@ -1,4 +1,4 @@
-"""The memory of a process and its descendants."""
+"""Measures the memory of a process and its descendants."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ PROC = Path("/proc")
 
 
 def tree_bytes(pid: int) -> int:
-    """Return the bytes of `pid` and all its descendants. Blocks for some milliseconds.
+    """Return the bytes of memory that `pid` and all its descendants use. Blocks for some
+    milliseconds.
 
-    Shared memory is counted once (PSS). If a process does not reveal its PSS, its unshared pages
-    are counted.
+    Shared memory is counted once (PSS). If the PSS of a process is not accessible, its unshared
+    pages are counted.
     """
     children = defaultdict[int, list[int]](list)
     for folder in PROC.iterdir():

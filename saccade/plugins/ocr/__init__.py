@@ -1,4 +1,4 @@
-"""`saccade ocr`: pages of PDFs and images as Markdown."""
+"""`saccade ocr`: converts pages of PDFs and images to Markdown."""
 
 from saccade.plugin import Command, Plugin
 

@@ -23,37 +23,42 @@ from saccade.tools.server import cause, named_first, refusal, said, unreachable
 
 CONNECT_SECONDS = 30.0
 PAGE_SECONDS = 3600.0
-"""Maximum time for a page to wait and be answered."""
+"""Maximum seconds until a page is answered, including waiting."""
 KEPT_SECONDS = 24 * 3600
-"""The server deletes an upload after this time, in case the command is killed."""
+"""Seconds after which the server deletes an upload, in case the command is killed."""
 TRIES = 8
 MAX_WAIT = 30.0
 BUSY = frozenset((429, 503))
 FORBIDDEN = frozenset((401, 403))
 MAX_TOKENS = 4096
-"""The default maximum tokens of a page's answer."""
+"""Default maximum number of tokens for a page."""
 
 
 class ServerGone(SaccadeError):
-    """The server has exited, is unreachable, or rejects this client, so no page can be read."""
+    """Raised if the server has exited, is unreachable, or rejects this client, so that no page can
+    be read.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A PDF on the server."""
+    """A PDF that was uploaded to the server."""
 
     id: str
     pages: int
 
     def page(self, number: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return a page as a message part, and the fields to add to the request."""
+        """Return a page as a message part, and the fields to add to its request."""
         part = {"type": "file", "file": {"file_id": self.id}}
         return part, {"saccade": {"documents": "bare", "pages": [number]}}
 
 
 @dataclass(frozen=True, slots=True)
 class PageAnswer:
-    """A page's text and token counts. whole: False if it was cut off at the limit."""
+    """A page's text and token counts.
+
+    whole: False if the text was cut off at the limit.
+    """
 
     text: str
     whole: bool
@@ -64,14 +69,17 @@ class PageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model by the server's name. context: tokens of prompt and answer, or 0 if unknown."""
+    """A model, with the name that the server uses.
+
+    context: the maximum tokens of prompt and answer together, or 0 if unknown.
+    """
 
     name: str
     context: int
 
 
 async def find_model(http: httpx.AsyncClient, address: str, name: str | None) -> ServedModel:
-    """Return the server's model of this name, or its first one. Raises ConfigError."""
+    """Return the server's model with this name, or by default its first one. Raises ConfigError."""
     try:
         reply = await http.get(f"{address}/v1/models")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -85,7 +93,7 @@ async def find_model(http: httpx.AsyncClient, address: str, name: str | None) ->
 
 
 class PageReader:
-    """Sends pages to one model. Uploads are deleted at the end of the context."""
+    """Sends pages to one model. Uploaded files are deleted when the context exits."""
 
     def __init__(
         self,
@@ -95,7 +103,11 @@ class PageReader:
         prompt: PagePrompt,
         max_tokens: int | None,
     ) -> None:
-        """`max_tokens`: by default, at least half of the context remains for the page."""
+        """Set up the requests.
+
+        max_tokens: the maximum tokens per page. By default, at least half of the context remains
+        for the page.
+        """
         self.model = model.name
         self.prompt = prompt
         self.max_tokens = max_tokens or min(MAX_TOKENS, model.context // 2 or MAX_TOKENS)
@@ -155,7 +167,7 @@ class PageReader:
             ) from None
 
     async def _post(self, path: str, **content: Any) -> Any:
-        """Return the JSON of a response, with retries while the server is busy."""
+        """Send a request, and return the JSON of the response. Retries while the server is busy."""
         for number in range(1, TRIES + 1):
             try:
                 reply = await self._http.post(self._address + path, **content)
@@ -185,7 +197,7 @@ def _wait(reply: httpx.Response, number: int) -> float:
 
 
 def connection(api_key: str | None, concurrency: int) -> httpx.AsyncClient:
-    """Return the HTTP client for all requests of a run."""
+    """Create the HTTP client for all requests of a run."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     limits = httpx.Limits(max_connections=concurrency + 2)
     timeout = httpx.Timeout(PAGE_SECONDS, connect=CONNECT_SECONDS)

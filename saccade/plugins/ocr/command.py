@@ -1,4 +1,4 @@
-"""The command `saccade ocr`."""
+"""Defines the command `saccade ocr`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that were read before an interruption, in a file next to the output.
+"""Stores the pages that were read before an interruption, in a file next to the output.
 
 The file has a line of JSON per page, with a hash of everything that its text depends on. So if a
 file, the model or the prompt has changed, pages are read again.
@@ -26,7 +26,10 @@ SUFFIX = ".pages"
 
 @dataclass(frozen=True, slots=True)
 class ReadPage:
-    """A page's text. whole: False if the answer was cut off at `max_tokens`."""
+    """The text of a page.
+
+    whole: False if it was cut off at `max_tokens`.
+    """
 
     name: str
     text: str
@@ -38,7 +41,9 @@ _LINE = json_decoder(ReadPage)
 
 
 class DonePages:
-    """The finished pages of one output file. Without a file, they are only in memory."""
+    """The finished pages of one output file. Without an output file, they are stored only in
+    memory.
+    """
 
     def __init__(self, file: BinaryIO | None) -> None:
         self._file = file
@@ -55,14 +60,14 @@ class DonePages:
             file.write(b"\n")
 
     def find(self, name: str, max_tokens: int) -> ReadPage | None:
-        """Return a page, unless reading it again would change it."""
+        """Return a stored page, or None if there is none or reading it again would change it."""
         page = self._pages.get(name)
         if page is None or not (page.whole or page.max_tokens == max_tokens):
             return None
         return page
 
     def add(self, page: ReadPage) -> None:
-        """Store a page. On disk, it survives the end of this process."""
+        """Store a page. On disk, it remains when this process ends."""
         self._pages[page.name] = page
         if self._file is not None:
             self._file.write(json.dumps(asdict(page), ensure_ascii=True).encode() + b"\n")
@@ -71,7 +76,7 @@ class DonePages:
 
 @contextmanager
 def done_pages(output: Path | None) -> Iterator[DonePages]:
-    """Open the stored pages of an output. Raises ConfigError if another process uses them."""
+    """Open the stored pages for an output file. Raises ConfigError if another process uses them."""
     if output is None:
         yield DonePages(None)
         return
@@ -97,12 +102,12 @@ def done_pages(output: Path | None) -> Iterator[DonePages]:
 
 
 def beside(output: Path) -> Path:
-    """Return the path of the stored pages of an output."""
+    """Return the path of the file that stores the pages for an output file."""
     return output.with_name(output.name + SUFFIX)
 
 
 def write_whole(output: Path, text: str) -> None:
-    """Replace the output atomically. Raises ConfigError."""
+    """Write the output file atomically. Raises ConfigError."""
     new = output.with_name(f"{output.name}.{os.getpid()}.new")
     try:
         new.write_text(text, encoding="utf-8", errors="backslashreplace")

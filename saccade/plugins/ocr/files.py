@@ -1,7 +1,7 @@
-"""The input files: their type, their pages, and pages as message parts.
+"""Reads the input files: their type, their pages, and pages as message parts.
 
-Parses page ranges. The server draws the pages of a PDF. An image is sent unchanged, and each frame
-of a TIFF as a separate TIFF.
+This module also parses page ranges. The server draws the pages of a PDF. An image is sent
+unchanged, and each frame of a TIFF as a separate TIFF.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from saccade.core.given_paths import read_bytes, reason, shown
 
 MAX_BYTES = 2 << 30
 BEGIN = 1024
-"""The number of leading bytes that must contain a PDF's signature."""
+"""Number of leading bytes that must contain a PDF's signature."""
 MAX_RANGES = 1000
 _RANGE = re.compile(r"([0-9]{1,9})(?:(-)([0-9]{1,9})?)?")
 _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -30,7 +30,9 @@ _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.Decom
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Pages `first` to `last`, counted from 1. A `last` of `None` is the file's last page."""
+    """The pages from `first` to `last`, counted from 1. If `last` is `None`, the range ends with
+    the file's last page.
+    """
 
     first: int
     last: int | None
@@ -55,7 +57,9 @@ def page_ranges(text: str | None) -> tuple[PageRange, ...]:
 
 
 def chosen(ranges: Sequence[PageRange], count: int) -> list[int]:
-    """Return the pages in these ranges, ascending. Raises SaccadeError if one exceeds `count`."""
+    """Return the numbers of the pages in these ranges, ascending. Raises SaccadeError if one
+    exceeds `count`.
+    """
     if not ranges:
         return [*range(1, count + 1)]
     wanted: set[int] = set()
@@ -69,7 +73,10 @@ def chosen(ranges: Sequence[PageRange], count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """An input file. `pictures`: the number of frames of an image, 0 for a PDF."""
+    """An input file.
+
+    pictures: the number of frames of an image, or 0 for a PDF.
+    """
 
     path: Path
     digest: str
@@ -80,7 +87,7 @@ class GivenFile:
         return self.pictures == 0
 
     def picture(self, number: int) -> Mapping[str, Any]:
-        """Return a frame of an image as a message part. Raises SaccadeError."""
+        """Return frame `number` of an image as a message part. Raises SaccadeError."""
         data = _read(self.path)
         if self.pictures != 1:
             data = _frame(data, number, self.path)
@@ -90,7 +97,10 @@ class GivenFile:
 
 
 def look(path: Path) -> tuple[GivenFile, bytes]:
-    """Read a file and detect its type. Raises SaccadeError for anything but a PDF or an image."""
+    """Read a file and detect its type. Returns its description and its bytes.
+
+    Raises SaccadeError if it is neither a PDF nor an image.
+    """
     data = _read(path)
     name = blake3(data).hexdigest()
     if b"%PDF-" in data[:BEGIN]:

@@ -1,5 +1,5 @@
-"""The prompts to read a page as Markdown: those published for models (`page_prompts.toml`), and the
-order of text and image.
+"""Selects the prompt for reading a page as Markdown: those published for models
+(`page_prompts.toml`), or a general one, and the order of text and image.
 
 A model is recognized by its name.
 """
@@ -30,7 +30,7 @@ GENERAL = (
 class PagePrompt:
     """The prompt for one page. `fields` are added to the request.
 
-    text_first: the prompt precedes the page, so that all pages share it as a cached prefix.
+    text_first: whether the text precedes the page, so that all pages share it as a cached prefix.
     """
 
     prompt: str = GENERAL
@@ -66,7 +66,7 @@ def prompt_of(model: str, task: str | None = None) -> PagePrompt:
 
 
 def check_task(task: str | None, prompt: str | None) -> None:
-    """Raise ConfigError for an unknown task, and for a task together with a prompt."""
+    """Raise ConfigError for an unknown task, and if both a task and a prompt are set."""
     tasks = sorted({each for told in KNOWN.values() for each in told.get("tasks", ())})
     if task is not None and task not in tasks:
         raise ConfigError(f"--task {task}: known are {', '.join(tasks)}")
@@ -79,9 +79,9 @@ def _squeezed(name: str) -> str:
 
 
 def asked(model: str, prompt: str | None, ngram: int | None, task: str | None = None) -> PagePrompt:
-    """Return the model's prompt with the user's options. `ngram`: 0 allows repetition.
+    """Return the model's prompt with the user's options applied. Raises ConfigError.
 
-    Raises ConfigError.
+    ngram: the length of sequences that may not repeat. 0 allows repetition.
     """
     usual = prompt_of(model, task)
     if prompt is not None:

@@ -1,4 +1,5 @@
-"""`saccade ocr`: converts pages of PDFs and images to Markdown, several at once, in order.
+"""Implements `saccade ocr`: converts pages of PDFs and images to Markdown, several at once, in
+order.
 
 If a page fails, the others are still read.
 """
@@ -46,7 +47,8 @@ _FENCED = re.compile(r"```(?:markdown|md)?\n(.*)\n```", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class OcrJob:
-    """What to read, and how. With `None`, the value published for the model is used.
+    """The pages to read, and the options. A value of `None` is replaced with the one published for
+    the model.
 
     output: the output file, or `None` for standard output.
     """
@@ -121,7 +123,7 @@ def _served(model: str | None, console: Console) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Outcome:
-    """A page's result. `read` is `None` if the page failed. `why` is the reason."""
+    """The result of a page. If the page failed, `read` is `None` and `why` is the reason."""
 
     title: str
     read: ReadPage | None = None
@@ -130,7 +132,7 @@ class _Outcome:
 
 @dataclass(slots=True)
 class _Counts:
-    """The cost of a run: the numbers of pages that were read and reused, and of tokens."""
+    """Counts of the pages that were read and reused, and of tokens."""
 
     asked: int = 0
     found: int = 0
@@ -141,7 +143,7 @@ class _Counts:
 
 
 class _Run:
-    """One run over all files. `outcomes` has an entry for each page, in order."""
+    """One run over all files. `outcomes` has an entry for each page, in the order of the output."""
 
     def __init__(self, job: OcrJob, kept: DonePages, console: Console) -> None:
         self.outcomes: list[_Outcome | None] = []
@@ -235,7 +237,7 @@ class _Run:
             self._permits.release()
 
     def _end(self, place: int, outcome: _Outcome) -> None:
-        """Record a page's result, and print all pages that are next in order."""
+        """Record the result of a page, and print all pages that are next in order."""
         self.outcomes[place] = outcome
         self._bar.advance(self._task)
         if outcome.read is None:
@@ -254,7 +256,7 @@ class _Run:
         self._console.print(sendable(words), highlight=False, soft_wrap=True)
 
     def to_go_on(self) -> str:
-        """Return a message on the stored pages, and how to resume."""
+        """Return a message on how many pages are stored, and how to resume."""
         if self._job.output is None:
             return ""
         done = sum(each is not None and each.read is not None for each in self.outcomes)
@@ -296,19 +298,19 @@ class _Page:
         return f"{name}, page {self.number}" if self.among else name
 
     def name(self, reader: PageReader) -> str:
-        """Return a hash of everything that the page's text depends on."""
+        """Return a hash of everything that the text of the page depends on."""
         facts = (self.file.digest, self.number, reader.model, asdict(reader.prompt))
         return blake3(json.dumps(facts).encode()).hexdigest()
 
     async def shown(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the page as a message part, and the fields to add to the request."""
+        """Return the page as a message part, and the fields to add to its request."""
         if self.uploaded is not None:
             return self.uploaded.page(self.number)
         return await asyncio.to_thread(self.file.picture, self.number), {}
 
 
 def block(title: str, read: ReadPage | None, why: str) -> str:
-    """Return a page of the output, after a comment with its title."""
+    """Return a page as it is written to the output, after a comment with its title."""
     words = title if read is not None else f"{title}: {why}"
     if read is not None and not read.whole:
         words += f", cut after {read.max_tokens} tokens"
@@ -318,7 +320,9 @@ def block(title: str, read: ReadPage | None, why: str) -> str:
 
 
 def unfenced(text: str) -> str:
-    """Remove a code fence around the whole text, which general models often add."""
+    """Remove a code fence around the whole text, which general models often add, and return the
+    text.
+    """
     found = _FENCED.fullmatch(text.strip())
     return found[1] if found and "```" not in found[1] else text
 

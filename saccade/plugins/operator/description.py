@@ -1,4 +1,4 @@
-"""The operator's endpoints in `/openapi.json`."""
+"""Describes the operator's endpoints in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The operator's endpoints for a running server: adapters, as in vLLM, and pause, sleep and new
 weights, as in vLLM and SGLang.
 
-Checks permissions. `front/adapters.py` and `front/changes.py` make the changes.
+This module checks permissions. `front/adapters.py` and `front/changes.py` make the changes.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ def operator_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Operations:
-    """The request handlers. closed: only clients with the key, and local ones, have access."""
+    """The request handlers.
+
+    closed: whether access is limited to clients with the key and local ones.
+    """
 
     handler: RequestHandler
     bodies: Bodies
@@ -142,14 +145,16 @@ class _Operations:
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
     async def pause(self, request: Request) -> Response:
-        """Pause the engine. Query: mode, by default abort."""
+        """Pause the engine. The query parameter `mode` is abort by default."""
         self._check(request)
         mode = _read_mode(request, PAUSE_MODES)
         await self.handler.front.adapters.changes.pause(mode)
         return json_response({"status": "paused"})
 
     async def sleep(self, request: Request) -> Response:
-        """Put the engine to sleep. Query: level, by default 1; mode, as in `pause`, except keep."""
+        """Put the engine to sleep. The query parameters are `level`, by default 1, and `mode`, as
+        in `pause`, except keep.
+        """
         self._check(request)
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
@@ -163,7 +168,9 @@ class _Operations:
         return json_response({"status": "asleep", "released": changes.asleep})
 
     async def wake(self, request: Request) -> Response:
-        """Wake the engine. Query: tags, by default all."""
+        """Wake the engine. The query parameter `tags` lists the memory to allocate, by
+        default all.
+        """
         self._check(request)
         return await self._wake(request.query_params.getlist("tags"))
 
@@ -249,7 +256,9 @@ Mode = TypeVar("Mode", bound=PauseMode)
 
 
 def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
-    """Read what happens to requests in flight (`mode`). Raises InvalidRequest."""
+    """Return the query parameter `mode`: what happens to requests in flight. Raises
+    InvalidRequest.
+    """
     asked = request.query_params.get("mode", "abort")
     mode = next((each for each in modes if each == asked), None)
     if mode is None:
@@ -258,7 +267,7 @@ def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
 
 
 def _memory(tags: Sequence[str] | None) -> Sequence[Memory]:
-    """Return the named types of memory, or by default all. Raises InvalidRequest."""
+    """Return the types of memory with these names, or by default all. Raises InvalidRequest."""
     if unknown := [tag for tag in tags or () if tag not in MEMORY]:
         raise InvalidRequest(
             f"tags: expected {', '.join(MEMORY)}, got {unknown[0][:100]!r}", "tags"

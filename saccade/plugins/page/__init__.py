@@ -1,4 +1,4 @@
-"""The web UI."""
+"""Serves the web UI."""
 
 from __future__ import annotations
 

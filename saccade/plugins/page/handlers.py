@@ -1,8 +1,8 @@
 """GET /: the web UI.
 
-`web/` has the page's HTML, styles and JavaScript modules, and in `vendor/` unmodified libraries.
-The Content-Security-Policy allows the page to load only these. All work is done in the browser,
-through the public API.
+`web/` has the page's HTML, styles and JavaScript modules, and unmodified libraries in `vendor/`.
+The Content-Security-Policy allows the page to load only these files. All work is done in the
+browser, through the public API.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ POLICY = (
     "img-src 'self' blob: data:; media-src blob:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""The Content-Security-Policy: scripts, styles and requests only from and to this server, and HTML
-from text only through the sanitizer (`web/vendor/purify.min.js`), whose policy is `dompurify`.
+"""The Content-Security-Policy. Scripts, styles and requests may only use this server. HTML may only
+be created from text through the sanitizer (`web/vendor/purify.min.js`), whose policy is
+`dompurify`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Several processes for one model: tensor and expert parallelism."""
+"""Runs one model in several processes, with tensor or expert parallelism."""
 
 from saccade.plugin import Plugin, Runtime
 

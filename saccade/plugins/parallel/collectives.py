@@ -1,6 +1,6 @@
-"""The transports between tensor-parallel ranks.
+"""The transports between tensor-parallel ranks: shared memory (CPU), torch.distributed (gloo, NCCL)
+and torch's symmetric memory (CUDA).
 
-These are shared memory (CPU), torch.distributed (gloo, NCCL) and torch's symmetric memory (CUDA).
 With a single rank, this module is not imported. Ranks find each other through an anonymous file
 whose descriptor they inherit, so they need no names or ports.
 """
@@ -25,30 +25,33 @@ Backend = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 PAGE = 4096
 LINE = 8
-"""Counters per cache line. Each rank's counter has a cache line to itself."""
+"""Number of 64-bit counters that fill a cache line. Each rank's counter has a cache line to
+itself.
+"""
 SLOT = 1 << 20
 """Size of a rank's slot in shared memory, in bytes. Larger tensors are sent in chunks."""
 PATIENT_SPINS = 200
-"""Number of polls before a rank sleeps between polls. If there are fewer cores than ranks, a
-spinning rank takes CPU time from the rank that it waits for.
+"""Number of polls after which a rank sleeps between polls. If there are fewer cores than ranks, a
+polling rank takes CPU time from the rank that it waits for.
 """
 SYMMETRIC_BYTES = 64 << 20
-"""Maximum size of a tensor that is reduced in symmetric memory: 8,192 tokens with a hidden size of
-4,096, in bfloat16.
+"""Maximum bytes of a tensor that is reduced in symmetric memory. They suffice for 8,192 tokens with
+a hidden size of 4,096 in bfloat16.
 """
 ONE_SHOT_BYTES = 256 << 10
-"""Maximum size of a tensor that every rank sums by itself."""
+"""Maximum bytes of a tensor that every rank sums by itself."""
 CONNECT_SECONDS = 120
-"""Timeout for all ranks to connect."""
+"""Seconds in which all ranks have to connect."""
 COLLECTIVE_SECONDS = 600
-"""Timeout of a collective. It is long because other ranks may still be compiling or capturing. If a
-rank crashes, the engine stops the others at once.
+"""Timeout of a collective in seconds. It is long because other ranks may still be compiling or
+capturing. If a rank crashes, the engine stops the others at once.
 """
 
 
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Connect to the other ranks over `fd`, an empty memory file that every rank's process
-    inherits.
+    """Connect to the other ranks, and return this rank's shard.
+
+    fd: an empty memory file, which the processes of all ranks inherit.
 
     Each rank calls this function once. On CUDA, its device must be the current one.
     """
@@ -122,10 +125,10 @@ class SharedMemory:
         pass
 
     def _exchange(self, piece: torch.Tensor, *, speaks: bool = True) -> torch.Tensor:
-        """Return the chunk of every rank, [size, n], in shared memory. Read it before the next
-        exchange.
+        """Send this rank's chunk, and return the chunks of all ranks, [size, n], in shared memory.
+        They must be read before the next exchange.
 
-        With `speaks` False, this rank sends nothing, and its chunk is undefined.
+        speaks: if False, this rank sends nothing, and its chunk is undefined.
         """
         if piece.dtype not in self._slots:
             values = torch.frombuffer(self._memory, dtype=piece.dtype, offset=PAGE)
@@ -189,10 +192,10 @@ class Distributed:
 class SymmetricMemory:
     """All-reduce in memory that is mapped by every GPU (torch symmetric memory).
 
-    It avoids NCCL calls, and takes a few microseconds for the sums of a decode step. Small tensors
-    are read by every rank at once. Larger ones are reduced in the NVLink switch if it supports that
-    (NVLink SHARP), or else in two steps. Untested: written against the documented operators of
-    torch 2.11 to 2.13, on a machine without GPUs.
+    It avoids NCCL calls, and takes a few microseconds for the sums of a decode step. Each rank
+    reads and sums small tensors by itself. Larger tensors are reduced in the NVLink switch if it
+    supports that (NVLink SHARP), or else in two steps. Untested: written against the documented
+    operators of torch 2.11 to 2.13, on a machine without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:

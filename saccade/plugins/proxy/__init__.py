@@ -1,4 +1,4 @@
-"""`saccade proxy`: a proxy next to clients, which uploads each image once."""
+"""`saccade proxy`: a client-side proxy that uploads each image once."""
 
 from saccade.plugin import Command, Plugin
 

@@ -1,5 +1,5 @@
-"""The proxy's ASGI application. In request bodies, it replaces bytes that the server has by their
-names, and it returns responses unchanged.
+"""The proxy's ASGI application. It replaces bytes in request bodies with their digests if the
+server already has the bytes, and returns responses unchanged.
 
 `tools/send_once.py` generates the requests. The proxy does not validate requests, since the server
 does. Bodies are processed on threads, and everything else on one event loop.
@@ -89,7 +89,7 @@ class ServerAddress:
 
 
 class NamingProxy:
-    """The ASGI application."""
+    """The ASGI application, which replaces bytes in requests with their digests."""
 
     def __init__(self, address: ServerAddress, options: ProxyOptions, bodies: Bodies) -> None:
         self.sender = ServerConversation()
@@ -113,11 +113,11 @@ class NamingProxy:
         self._threads.close()
 
     async def _relay(self, scope: Scope, send: Send, body: bytearray, held: BufferedBody) -> None:
-        """Send the flow's requests until one gets the response for the client. Raises
-        ReplicaLost.
+        """Send the requests that `flow` generates until one of them gets the response for the
+        client. Raises ReplicaLost.
         """
         flow = self._flow(scope, body)
-        held.resize(2 * len(body))  # also counts the body that is sent instead
+        held.resize(2 * len(body))  # the budget also counts the body that replaces it
         try:
             step = await self._advance(flow, None, len(body))
             while step is not None:
@@ -142,8 +142,9 @@ class NamingProxy:
     async def _advance(
         self, flow: Flow, reply: AttemptReply | None, nbytes: int
     ) -> Attempt | VersionQuestion | None:
-        """Return the next message to send, or `None` at the end. It runs on a thread if `nbytes`,
-        the size of the body, is large.
+        """Return the next message that `flow` wants to send, or `None` at its end.
+
+        nbytes: the size of the body. If it is large, the flow runs on a thread.
         """
         return await self._threads.run(nbytes, partial(_step, flow, reply))
 
@@ -170,7 +171,7 @@ class NamingProxy:
             return step
 
     async def _probe(self, scope: Scope) -> AttemptReply:
-        """Request the server's /version, with the client's key."""
+        """Request /version from the server, with the client's API key, and return the response."""
         headers = [(name, value) for name, value in scope["headers"] if name in _KEYS]
         asking = {
             "method": "GET",
@@ -194,7 +195,9 @@ class NamingProxy:
 
 
 def _drop(sent: bytes | bytearray, body: bytearray, held: BufferedBody) -> None:
-    """Release the memory of a request once its response starts, since a stream may take long."""
+    """Release the memory of a request once its response starts, because streaming the response may
+    take long.
+    """
     with suppress(BufferError):  # some of it is still being sent
         body.clear()
         if isinstance(sent, bytearray):
@@ -210,7 +213,7 @@ def _step(flow: Flow, reply: AttemptReply | None) -> Attempt | VersionQuestion |
 
 
 async def _beginning(content: AsyncIterator[bytes]) -> bytes:
-    """Read a response, or the beginning of a long one."""
+    """Read a response, or only the beginning if it is long."""
     told = bytearray()
     async for piece in content:
         told += piece

@@ -1,4 +1,4 @@
-"""The command `saccade proxy`."""
+"""Defines the command `saccade proxy`."""
 
 from __future__ import annotations
 

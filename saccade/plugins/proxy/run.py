@@ -1,4 +1,4 @@
-"""The process of `saccade proxy`: it listens, forwards requests, and prints the savings on exit."""
+"""Runs `saccade proxy`: listens, forwards requests, and prints the savings on exit."""
 
 from __future__ import annotations
 

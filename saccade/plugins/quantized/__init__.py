@@ -1,4 +1,4 @@
-"""Quantized checkpoints in safetensors: FP8, compressed-tensors, AWQ and GPTQ, with 8 bits or
+"""Loads quantized checkpoints in safetensors: FP8, compressed-tensors, AWQ and GPTQ, with 8 bits or
 fewer.
 """
 

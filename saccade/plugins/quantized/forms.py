@@ -20,7 +20,9 @@ def read_forms(config: Section, loading: LoadContext) -> StoredForms | None:
 
 
 class QuantizedForms:
-    """The quantized tensors. Implements `runtime.weights.stored.StoredForms`."""
+    """Finds and reads the quantized tensors of a checkpoint. Implements
+    `runtime.weights.stored.StoredForms`.
+    """
 
     def __init__(self, quantization: Quantization, loading: LoadContext) -> None:
         self._quantization = quantization
@@ -74,7 +76,7 @@ class QuantizedForms:
 
     def ignores(self, name: str) -> bool:
         """Return True for a tensor that no layer needs: scales of activations or of the KV cache,
-        and biases of zeros, which GPTQ's tools add.
+        and the zero biases that GPTQ's tools add.
         """
         if self._quantization.leftover(name):
             return True

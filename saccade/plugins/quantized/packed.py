@@ -1,5 +1,5 @@
-"""Matrices that are packed in several tensors (AWQ, GPTQ, compressed-tensors). They are found by
-the layers' names, read and checked, and then dequantized, or kept packed if there is a kernel.
+"""Loads matrices that are packed in several tensors (AWQ, GPTQ, compressed-tensors). They are found
+by the layers' names, read and checked, and then dequantized, or kept packed if there is a kernel.
 
 `unpack.py` unpacks the numbers.
 """
@@ -22,12 +22,13 @@ from saccade.runtime.weights.stored import LoadContext, StoredTensor
 from saccade.runtime.weights.tensors import TensorFiles
 
 VALUES = ("qweight", "weight_packed")
-"""The suffixes that replace `weight` if a matrix is packed."""
+"""Name suffixes that replace `weight` if a matrix is packed."""
 
 
 class PackedMatrix(StoredTensor):
-    """One matrix, stored as several tensors. `names`: the canonical names of the tensors that
-    exist.
+    """One matrix that is stored as several tensors.
+
+    names: the canonical names of those tensors that exist.
     """
 
     __slots__ = ("names", "packed")
@@ -75,13 +76,15 @@ class PackedMatrix(StoredTensor):
         return matrix
 
     def _all_int4(self, stored: Sequence[StoredTensor]) -> list[PackedMatrix]:
-        """Return the tensors if all are packed and can be kept in 4 bits, or else an empty list."""
+        """Return the tensors if all of them are packed and can be kept in 4 bits, or else an empty
+        list.
+        """
         packed = [each for each in stored if isinstance(each, PackedMatrix)]
         kept = all(self.loading.policy.int4(each.name) for each in packed)
         return packed if kept and len(packed) == len(stored) else []
 
     def _read(self, part: Part) -> Numbers:
-        """Read a slice to the device.
+        """Read a slice of the matrix to the device.
 
         Raises CheckpointError if a tensor is missing, or contradicts the others.
         """
@@ -106,7 +109,7 @@ class PackedMatrix(StoredTensor):
         return unpack_matrix(self.packed, pieces, part, self.loading.device)
 
     def _parts(self, part: Part) -> dict[Role, Part]:
-        """Return the parts for all tensors of the matrix, unsliced.
+        """Return the description of each stored tensor of the matrix, which is not sliced.
 
         Raises CheckpointError if a tensor is missing, or has an unsupported format or shape.
         """
@@ -135,14 +138,17 @@ class PackedMatrix(StoredTensor):
 
 
 def names_of(files: TensorFiles, weight: str, packed: Packed) -> dict[Role, str]:
-    """Return the canonical names of the tensors that a packed matrix has, by role."""
+    """Return the canonical names of the tensors that store a packed matrix, by role.
+
+    weight: the canonical name of the matrix.
+    """
     module = weight.removesuffix("weight")
     names = {role: module + suffix for role, suffix in SUFFIXES[packed.layout].items()}
     return {role: name for role, name in names.items() if name in files}
 
 
 def find_packed(files: TensorFiles, quantization: Quantization | None) -> dict[str, Packed]:
-    """Find the packed matrices, by the layers' names.
+    """Return the packed matrices, by the names of their layers.
 
     Raises CheckpointError for a matrix that is also present unpacked.
     """

@@ -1,6 +1,6 @@
 """The layouts of quantized matrices that pack several values into each int32: AWQ, GPTQ, and
-compressed-tensors' pack-quantized. This module has the names and shapes of the tensors that store
-one matrix.
+compressed-tensors' pack-quantized. This module defines the names and shapes of the tensors that
+store one matrix.
 
 `quantization.py` reads config.json, and `unpack.py` unpacks the values.
 """
@@ -29,7 +29,7 @@ SUFFIXES: dict[Layout, dict[Role, str]] = {
     "gptq": {"values": "qweight", "scales": "scales", "zeros": "qzeros", "order": "g_idx"},
     "awq": {"values": "qweight", "scales": "scales", "zeros": "qzeros"},
 }
-"""Name suffixes of the tensors that replace `weight`."""
+"""For each layout, the name suffixes of the tensors that replace `weight`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class Packed:
         return -(-inputs // self.group) if self.group else 1
 
     def pieces(self, outputs: int, inputs: int) -> dict[Role, PackedPiece]:
-        """Return the tensors that store a matrix [outputs, inputs]."""
+        """Return the shapes and dtypes of the tensors that store a matrix [outputs, inputs], by
+        role.
+        """
         each = 32 // self.bits
         count = self.groups(inputs)
         few_in, few_out = -(-inputs // each), -(-outputs // each)

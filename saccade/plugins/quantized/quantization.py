@@ -1,7 +1,7 @@
-"""Reads how a checkpoint is quantized from `quantization_config` in config.json.
+"""Reads from `quantization_config` in config.json how a checkpoint is quantized.
 
-Supported are block-wise FP8, compressed-tensors (int8, FP8 and packed integers), AWQ and GPTQ. The
-tensors are read by `scaled.py` and `packed.py`.
+Supports block-wise FP8, compressed-tensors (int8, FP8 and packed integers), AWQ and GPTQ.
+`scaled.py` and `packed.py` read the tensors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SUPPORTED = (
 REMEDY = f"use the unquantized model, or one of the supported formats: {SUPPORTED}"
 
 GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}
-"""What must be added to stored zero points, by checkpoint_format."""
+"""The number to add to stored zero points, by checkpoint_format."""
 Stored = Literal["F8_E4M3", "I8"]
-"""The dtypes of quantized weights (safetensors' names)."""
+"""The dtypes of quantized weights, with safetensors' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,9 @@ class Quantization:
     ignored: tuple[str, ...]  # modules that are not quantized
 
     def scheme(self, *names: str) -> Scheme | Packed | None:
-        """Return how the module with these alternative names is quantized, or `None` if it
-        is not.
+        """Return how a module is quantized, or `None` if it is not.
+
+        names: all names that config.json may use for the module.
         """
         if any(_means(target, name) for target in self.ignored for name in names):
             return None
@@ -172,7 +173,7 @@ def _read_gptq(settings: Section) -> Quantization:
 
 
 def _packed_group(settings: Section, *names: str) -> int:
-    """Return the group size (inputs per scale), or 0 if all inputs share a scale."""
+    """Return the group size (inputs per scale), or 0 if all inputs of an output share a scale."""
     size = settings.integer(*names)
     if size == 0 or size < -1:
         raise CheckpointError(f"{settings.where}: {names[0]} must be at least 1, or -1, not {size}")
@@ -288,8 +289,8 @@ def _names(section: Section, field: str) -> tuple[str, ...]:
 
 
 def _means(target: str, name: str) -> bool:
-    """Return True if `target` is a pattern that matches module `name`, the module's full name, the
-    full name of an enclosing module, or the last parts of its name.
+    """Return True if `target` matches module `name`. `target` is a pattern, the module's full name,
+    the full name of an enclosing module, or the last parts of the module's name.
     """
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None

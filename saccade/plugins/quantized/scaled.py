@@ -1,5 +1,5 @@
-"""Matrices in 8 bits with scales (FP8, compressed-tensors). They are checked, and then dequantized,
-or kept for a device with a kernel for them.
+"""Loads matrices in 8 bits with scales (FP8, compressed-tensors). They are checked, and then
+dequantized, or kept in 8 bits for a device that has a kernel for them.
 
 `quantization.py` determines which scales a matrix has.
 """
@@ -27,11 +27,11 @@ from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 
 BLOCK_VALUES = 1 << 20
-"""Values that are dequantized at a time, since intermediate results are float32."""
+"""Number of values that are dequantized at a time. Intermediate results are float32."""
 
 
 class ScaledTensor(StoredTensor):
-    """A matrix, or all experts' matrices as one tensor: value = stored * scale."""
+    """A matrix, or the matrices of all experts as one tensor: value = stored * scale."""
 
     __slots__ = ("scheme",)
 
@@ -81,10 +81,9 @@ class ScaledTensor(StoredTensor):
             raise files.misshapen(scales, found, wanted)
 
     def scales(self, part: Part) -> torch.Tensor:
-        """Read the scales of a slice to the device.
+        """Read the scales of a slice to the device: float32 [..., rows or 1, columns or 1].
 
-        Returns float32 [..., rows or 1, columns or 1]. Raises CheckpointError like `check_scales`,
-        and for scales that are not finite.
+        Raises CheckpointError as `check_scales` does, and for scales that are not finite.
         """
         self.check_scales(part.shape)
         files, name = self.loading.files, scales_name(self.name, self.scheme)
@@ -135,7 +134,11 @@ class ScaledTensor(StoredTensor):
         parts: Sequence[Part],
         inputs: Literal[-1, -2] = -1,
     ) -> int | None:
-        """Return the number of inputs per scale if the parts can be kept in FP8, or else `None`."""
+        """Return the number of inputs per scale if all these slices can be kept in FP8, or else
+        `None`.
+
+        inputs: the axis of inputs.
+        """
         policy = self.loading.policy
         groups = {
             _group_of(part, each.scheme, inputs)
@@ -164,7 +167,7 @@ class ScaledTensor(StoredTensor):
 
 
 def scales_name(weight: str, scheme: Scheme) -> str:
-    """Return the name of the scales of tensor `weight`."""
+    """Return the name of the tensor with the scales of `weight`."""
     return weight + scheme.suffix.removeprefix("weight")
 
 
@@ -180,7 +183,9 @@ def _read_all(
 def _read_fp8(
     stored: Sequence[ScaledTensor], parts: Sequence[Part]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Read values and scales to the device, as stored. Checks that the values are finite."""
+    """Read the stored values and scales to the device. Raises CheckpointError for values that are
+    not finite.
+    """
     pieces, scales = _read_all(stored, parts)
     pieces = [piece.to(stored[0].loading.device) for piece in pieces]
     for each, piece in zip(stored, pieces):
@@ -220,9 +225,9 @@ def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -
 
 
 def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
-    """Return the number of inputs per scale in the slice, along `axis`.
+    """Return the number of values per scale in the slice, along `axis`.
 
-    Returns `None` if the slice splits a group, or if there is no kernel for the size.
+    Returns `None` if the slice splits a group, or if there is no kernel for this number.
     """
     start, stop, _ = _whole_index(part)[axis].indices(part.shape[axis])
     of = scheme.block[axis]
@@ -234,9 +239,11 @@ def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
 def _join_experts(
     pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int, *, turned: bool
 ) -> Fp8Experts:
-    """Concatenate several tensors of experts along their outputs.
+    """Concatenate tensors of experts along their outputs.
 
-    Each is [experts, out, in] (turned: [..., in, out]), with scales [..., rows or 1, columns or 1].
+    pieces: the values, each [experts, out, in], or [experts, in, out] if `turned`.
+    scales: the scales of each, [..., rows or 1, columns or 1].
+    group: the number of inputs per scale.
     """
     last = -1 if turned else -2  # the axis of outputs
     values = torch.cat([piece.view(torch.uint8) for piece in pieces], last)

@@ -1,7 +1,7 @@
-"""Unpacking of quantized matrices in the layouts of AWQ, GPTQ and compressed-tensors
-(pack-quantized), to dequantize them or to repack them for the kernels.
+"""Unpacks quantized matrices in the layouts of AWQ, GPTQ and compressed-tensors (pack-quantized),
+to dequantize them or to repack them for the kernels.
 
-Files are read by `packed.py`. The names of tensors are in `packed_layouts.py`.
+`packed.py` reads the files, and `packed_layouts.py` defines the names of tensors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 int32.
 """
 BLOCK_VALUES = 1 << 20
-"""The number of values that are dequantized at a time, since intermediate values are float32."""
+"""Number of values that are dequantized at a time. Intermediate values are float32."""
 
 
 class Numbers(NamedTuple):
-    """A rank's slice of a packed matrix. The matrix is (values[o, i] - zeros[o, g]) * scales[o, g],
+    """A rank's slice of a packed matrix, which is (values[o, i] - zeros[o, g]) * scales[o, g],
     where g = owners[i].
     """
 
@@ -56,9 +56,9 @@ def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = (
 def unpack_matrix(
     packed: Packed, pieces: Mapping[Role, torch.Tensor], part: Part, device: torch.device
 ) -> Numbers:
-    """Unpack the rows and columns that `part` selects from the matrix in `pieces`, on the device.
+    """Unpack the rows and columns that `part` selects from a matrix to the device.
 
-    All groups that occur in `pieces["order"]` must exist.
+    pieces: the stored tensors by role. All groups that occur in `pieces["order"]` must exist.
     """
     outputs, inputs = part.shape
     rows, columns = (*part.index, *(slice(None),) * (2 - len(part.index)))
@@ -98,7 +98,7 @@ def restore_packed(numbers: Numbers, target: torch.Tensor) -> None:
 
 
 def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
-    """Concatenate one rank's slices of several matrices along their outputs into one 4-bit matrix.
+    """Concatenate one rank's slices of several matrices along their outputs to one 4-bit matrix.
 
     Returns the matrix and "", or `None` and the reason why that is not possible.
     """
@@ -132,10 +132,9 @@ def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
 
 
 def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
-    """Sort inputs by their groups.
+    """Return the order that sorts inputs by their groups, and the index of the first group.
 
-    Returns the order, and the index of the first group, or `None` if a group other than the last
-    one is not complete.
+    The index is `None` if a group other than the last one is incomplete.
     """
     order = part.owners.argsort(stable=True)
     owners = part.owners.index_select(0, order)
@@ -145,7 +144,7 @@ def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
 
 
 def _in_turn(packed: Packed, inputs: int) -> torch.Tensor:
-    """Return the group of each input if groups are consecutive inputs."""
+    """Return the group of each input for groups of consecutive inputs."""
     if not packed.group:
         return torch.zeros(inputs, dtype=torch.int64)
     return torch.arange(inputs) // packed.group

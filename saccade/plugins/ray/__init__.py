@@ -1,4 +1,4 @@
-"""Servers on Ray Serve, and the config file that deploys them."""
+"""Runs servers on Ray Serve, and writes the config file that deploys them."""
 
 from saccade.plugin import Command, Plugin
 

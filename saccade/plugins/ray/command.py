@@ -1,4 +1,4 @@
-"""The command `saccade deploy`."""
+"""Defines the command `saccade deploy`."""
 
 from __future__ import annotations
 

@@ -19,23 +19,25 @@ from saccade.plugins.route.options import SpreadOptions
 ENGINE, INGRESS, ENCODER = "engine", "ingress", "encoder"
 """Names of the deployments."""
 REQUESTS = "requests"
-"""The metric that replicas report to Ray, and that `by_queue` uses."""
+"""Name of the metric that replicas report to Ray, and that `by_queue` uses."""
 APP = "saccade.plugins.ray.serving:app"
 ROUTER = "saccade.plugins.ray.serving.DigestAffinityRouter"
 POLICY = "saccade.plugins.ray.serving:by_queue"
 GRACE = "--shutdown-grace"
 INGRESS_CPUS = 0.5
 SERVER_CPUS = 4.0
-"""CPU cores for each server, if the machine has enough."""
+"""Number of CPU cores for each server, if the machine has enough."""
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 MARGIN_SECONDS = 20.0
-"""The time after a server's own grace period until Ray kills its replica."""
+"""Seconds between the end of a server's own grace period and the time when Ray kills its
+replica.
+"""
 
 
 def with_bookings(
     deploy: DeployOptions, files: Sequence[Path] = DRIVER_FILES, cores: int | None = None
 ) -> DeployOptions:
-    """Return `deploy` with Ray's resources for each server.
+    """Return `deploy` with the resources that Ray reserves for each server.
 
     Options that are not set are derived from this machine.
     """
@@ -49,7 +51,7 @@ def with_bookings(
 
 
 def describe_booking(model: str, deploy: DeployOptions) -> str:
-    """Return a description of the deployment for the terminal."""
+    """Return a summary of the deployment for the terminal."""
     servers = f"{deploy.replicas} server{'s' * (deploy.replicas != 1)}"
     if deploy.max_replicas is not None:
         servers = f"{deploy.replicas} to {deploy.max_replicas} servers"
@@ -85,7 +87,7 @@ def check_serve_options(options: Sequence[str]) -> None:
 def ray_config(
     model: str, serve_options: Sequence[str], deploy: DeployOptions, spread: SpreadOptions
 ) -> dict[str, Any]:
-    """Return the file's content."""
+    """Return the content of the config file."""
     deploy = with_bookings(deploy)
     given = any(option.partition("=")[0] == GRACE for option in serve_options)
     grace = [] if given else [GRACE, f"{deploy.drain:g}"]
@@ -133,9 +135,10 @@ def _engine(deploy: DeployOptions) -> dict[str, Any]:
 
 
 def _encoder(deploy: DeployOptions) -> dict[str, Any]:
-    """Return the deployment of the encoders.
+    """Return the config of the encoders' deployment.
 
-    No requests are routed to it. The other servers get its address, and send it their images.
+    No requests are routed to this deployment. The other servers get its address, and send it their
+    images.
     """
     return {"name": ENCODER, "num_replicas": deploy.encoders, **_server(deploy)}
 
@@ -163,7 +166,9 @@ def _ingress(deploy: DeployOptions, spread: SpreadOptions) -> dict[str, Any]:
 
 
 def as_yaml(value: Mapping[str, Any]) -> str:
-    """Write mappings, and lists of mappings, as YAML blocks, and other values as JSON."""
+    """Format the config as YAML: mappings and lists of mappings as blocks, and other values as
+    JSON.
+    """
     return "\n".join(_lines(value)) + "\n"
 
 

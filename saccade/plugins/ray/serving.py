@@ -1,13 +1,13 @@
-"""Saccade on Ray Serve: `serve run saccade.plugins.ray.serving:app model=MODEL`, or the file that
-`saccade deploy ray` writes.
+"""Runs Saccade on Ray Serve: `serve run saccade.plugins.ray.serving:app model=MODEL`, or with the
+file that `saccade deploy ray` writes.
 
-There are two deployments, or three. In `engine`, each replica owns a `saccade serve` process
-(`server_process.py`). `encoder` is optional. It owns servers with role encode, and the replicas of
-`engine` pass the addresses of these servers to their own server. `ingress` is the router of
-`saccade route` (`proxy.py`), except that Ray lists the replicas, and selects one with
-`DigestAffinityRouter`, in the order of `rank.py`. Ray reserves a slot at the replica during the
-request. The request itself is sent from the ingress to the server by HTTP, so that streams, aborts,
-files, errors and retries work as in `saccade route`.
+There are two or three deployments. In `engine`, each replica owns a `saccade serve` process
+(`server_process.py`). The optional `encoder` owns servers with role encode, whose addresses the
+replicas of `engine` pass to their own server. `ingress` is the router of `saccade route`
+(`proxy.py`), except that Ray lists the replicas, and selects one with `DigestAffinityRouter`, in
+the order of `rank.py`. Ray reserves a slot at the replica during the request. The request itself is
+sent from the ingress to the server by HTTP, so that streams, aborts, files, errors and retries work
+as in `saccade route`.
 
 This is the only module that imports Ray (the extra `ray`). Only Ray imports it.
 """
@@ -52,9 +52,9 @@ from saccade.plugins.route.server_process import OwnedServer
 log = logging.getLogger("saccade")
 
 PLACE_SECONDS = 30.0
-"""The maximum wait of a request for a slot at a server."""
+"""Maximum seconds that a request waits for a slot at a server."""
 LIST_SECONDS = 1.0
-"""The interval at which replicas are listed."""
+"""Seconds between two updates of the list of replicas."""
 LIST_TIMEOUT = 5.0
 BODY_SECONDS = 300.0
 NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
@@ -64,8 +64,9 @@ NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
 class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
     """The arguments of `app`.
 
-    options: those of `saccade serve`, as a list or one string. encoders: whether there is a
-    deployment of encoders. host: the address on which Ray Serve listens (its `http_options`).
+    options: the options of `saccade serve`, as a list or one string.
+    encoders: whether there is a deployment of encoders.
+    host: the address on which Ray Serve listens (its `http_options`).
     """
 
     model: str = "demo"
@@ -81,7 +82,7 @@ class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """Build the application. Raises msgspec.ValidationError and ConfigError."""
+    """Build the application from its arguments. Raises msgspec.ValidationError and ConfigError."""
     settings = convert(args, AppArgs, strict=False)
     spread = SpreadOptions(
         affinity="none" if settings.affinity == "none" else "image",
@@ -94,7 +95,7 @@ def app(args: dict[str, Any]) -> serve.Application:
     options = _words(settings.options)
 
     def build() -> RayIngress:
-        """Create the ingress in its own process."""
+        """Create the ingress. Ray calls this in the ingress's process."""
         name = serve.get_replica_context().app_name
         return RayIngress(serve.get_deployment_handle(ENGINE, name), spread, settings.host)
 
@@ -118,14 +119,15 @@ def _words(words: list[str] | str) -> list[str]:
 
 
 class RayEngine:
-    """A replica, which owns one server. Ray's requests for information are passed on to it."""
+    """A replica, which owns one server. It answers Ray's calls with information from its server."""
 
     def __init__(
         self, model: str, options: Sequence[str], encoders: DeploymentHandle | None = None
     ) -> None:
         """Start the server, and wait until it is ready. Raises StartupError.
 
-        encoders: the deployment that encodes its images. With `None`, the server encodes them.
+        encoders: the deployment that encodes the server's images. With `None`, the server encodes
+        them itself.
         """
         self._ending = False
         self._encoders = encoders
@@ -141,22 +143,24 @@ class RayEngine:
         self._server.ended.add_done_callback(self._follow)
 
     def _follow(self, ended: Future[int]) -> None:
-        """Exit if the server has exited unexpectedly, so that Ray starts another replica."""
+        """Exit when the server exits unexpectedly, so that Ray starts another replica."""
         if not self._ending:
             log.error("the server exited with %s; its replica stops", ended.result())
             os._exit(1)
 
     async def where(self) -> dict[str, str]:
-        """Return the replica's ID, its server's URL, and the ID of the server's run."""
+        """Return the ID of the replica, the URL of its server, and the ID of the server's
+        instance.
+        """
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": self._url, "instance": await self._server.health()}
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """Return information for routers that does not change."""
+        """Return information for routers that never changes."""
         return await self.where()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Return information for routers. Ray calls this every few seconds."""
+        """Return information for routers that changes. Ray calls this every few seconds."""
         return await self._server.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -173,7 +177,9 @@ class RayEngine:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Send the encoders' addresses to the server, at each of Ray's health checks."""
+        """Send the addresses of the encoders to the server. Called at each of Ray's health
+        checks.
+        """
         if self._encoders is None:
             return
         try:
@@ -190,17 +196,16 @@ class RayEngine:
             self._listed = urls
 
     async def __del__(self) -> None:
-        """Stop the server. Ray has waited for its requests."""
+        """Stop the server. Ray has already waited for its requests."""
         self._ending = True
         await self._server.stop()
         self._folder.cleanup()
 
 
 def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the desired number of servers.
+    """Return the desired number of servers, as an autoscaling policy of Ray.
 
-    It is the number of requests, running or waiting anywhere, divided by
-    `target_ongoing_requests`.
+    It is the number of requests, running or waiting anywhere, divided by `target_ongoing_requests`.
     """
     requests = (context.aggregated_metrics or {}).get(REQUESTS, {})
     if not requests:
@@ -210,14 +215,15 @@ def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
 
 
 class DigestAffinityRouter(RequestRouter):
-    """Selects the replicas that a request should try, in the order of `rank`."""
+    """Selects the replicas that a request tries, in the order of `rank`."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return replicas in the order in which to try them, each in a separate list.
+        """Return the replicas in the order in which the request tries them, each in a separate
+        list.
 
         The keyword arguments of the call (`RayFleet.take_worker`) contain the request's keys, the
         replicas that have been tried, and the server that stores the response to continue.
@@ -258,7 +264,9 @@ class RayFleet(Fleet):
     async def take_worker(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
-        """Yield a worker like Fleet. Raises Overloaded if all servers are full."""
+        """Yield a worker, as `Fleet.take_worker` does. Raises Overloaded if all servers are
+        full.
+        """
         vain = [name for each, name in self._names.items() if each in tried]
         asking = partial(
             self._engines.choose_replica, keys=bearing.keys, holder=bearing.holder, tried=vain
@@ -280,7 +288,7 @@ class RayFleet(Fleet):
                 yield replica
 
     async def watch(self) -> None:
-        """Keep updating the list of replicas and their health, forever."""
+        """Keep updating the list of replicas and their health, until this task is cancelled."""
         while True:
             try:
                 await self.look()
@@ -312,7 +320,7 @@ class RayFleet(Fleet):
 
 
 class RayIngress:
-    """The ingress's ASGI application: a router to Ray's replicas."""
+    """The ASGI application of the ingress: a router to Ray's replicas."""
 
     def __init__(self, engines: DeploymentHandle, options: SpreadOptions, host: str) -> None:
         forget(*KEY_VARIABLES)  # the servers check them
@@ -322,7 +330,7 @@ class RayIngress:
         self._app = guarded(Proxy(self._fleet, options, metrics, bodies), host, options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve HTTP requests, and the application's startup and shutdown."""
+        """Handle HTTP requests, and the startup and shutdown of the application."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return

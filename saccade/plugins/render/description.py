@@ -1,4 +1,4 @@
-"""The render endpoints in `/openapi.json`."""
+"""Describes the render endpoints in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""POST /v1/chat/completions/render, /v1/completions/render and /v1/messages/render: the prompt of a
-request, in the format of vLLM's render endpoints. No image is decoded, and the engine is not used.
+"""POST /v1/chat/completions/render, /v1/completions/render and /v1/messages/render: return the
+prompt of a request, in the format of vLLM's render endpoints. No image is decoded, and the engine
+is not used.
 
 Images with the same embedding have the same hash in all responses. Prompts with equal tokens and
 hashes have equal KV, within one `cache_salt`.
@@ -62,7 +63,7 @@ class RenderedPrompt(Struct):
 
 
 Read = Callable[[bytearray, int], tuple[str | None, list[GenerationRequest]]]
-"""Reads a body: the requested model, and its prompts. Raises InvalidRequest."""
+"""Parses a body, and returns the requested model and the prompts. Raises InvalidRequest."""
 
 
 def render_routes(api: ApiContext) -> list[Route]:
@@ -99,7 +100,10 @@ class _Renderer:
     async def render(
         self, read: Read, listed: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Respond with the prompt, or with a list of prompts."""
+        """Send the prompt in a request, or a list of prompts if `listed`.
+
+        read: parses the body.
+        """
         async with self.handler.admission.admit(scope, receive) as (body, held):
             front = self.handler.front
             model, requests = await self.handler.read_body(read, body)
@@ -132,7 +136,7 @@ class _Renderer:
 
 
 def features_of(prompt: Prompt) -> Features | None:
-    """Return the images of a prompt, or None if it has none."""
+    """Return the image hashes and token ranges of a prompt, or None if it has no images."""
     if not prompt.opened:
         return None
     spans: list[list[Span]] = [[] for _ in prompt.opened]

@@ -1,4 +1,4 @@
-"""A log of requests, and of the causes of delay in slow ones."""
+"""Logs requests, and what delayed slow ones."""
 
 from saccade.plugin import Http, Plugin
 

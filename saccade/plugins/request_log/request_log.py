@@ -1,4 +1,4 @@
-"""Log lines about finished requests, without their content."""
+"""Writes log lines about finished requests, without their content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("saccade")
 
 
 class RequestLog:
-    """Logs a line per request, and the traces of images in slow requests, if enabled."""
+    """Logs one line per request and, if enabled, the traces of images in slow requests."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options.of(LogOptions)

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API."""
+"""Serves OpenAI's Responses API."""
 
 from saccade.plugin import Http, Plugin
 

@@ -21,9 +21,9 @@ from saccade.plugins.computer.word_fields import Chord, Flat, OneOf, Points, Scr
 
 COMPUTER = "computer"
 TOOLS = (COMPUTER, "computer_use_preview", "computer_use")
-"""The names of the tool in `tools` and `tool_choice`."""
+"""The types of the tool in `tools` and `tool_choice`."""
 MAX_ACTIONS = 100
-"""Maximum actions in one call."""
+"""Maximum number of actions in one call."""
 _BUTTONS = {
     "left": "left",
     "right": "right",
@@ -73,7 +73,10 @@ _PREVIEW: Reader[PreviewTool] = Reader(PreviewTool)
 
 
 def read_computer(tools: Sequence[Mapping[str, Any]], acted: bool) -> ActionTool | None:
-    """Return the computer among a request's tools, or a default one if only history calls it.
+    """Return the computer among a request's tools, or None.
+
+    acted: whether the history contains calls to a computer. If none is declared, a default one is
+    then returned.
 
     Raises InvalidRequest with the field.
     """
@@ -97,20 +100,22 @@ def read_computer(tools: Sequence[Mapping[str, Any]], acted: bool) -> ActionTool
 
 
 def is_computer(tool: Mapping[str, Any]) -> bool:
-    """Return True if a tool, or a tool choice, is a computer."""
+    """Return True if a tool or a tool choice is a computer."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind in TOOLS
 
 
 def acts_once(tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if a call has a single action, as with the older name."""
+    """Return True if each call has a single action, as with the older name of the tool."""
     return any(tool.get("type") == "computer_use_preview" for tool in tools)
 
 
 def read_actions(
     action: Mapping[str, Any] | None, actions: Sequence[Mapping[str, Any]] | None, place: str
 ) -> list[PastAction]:
-    """Read the actions of a past call. Raises InvalidRequest with the location of an error."""
+    """Read the actions of a past call from either of its fields. Raises InvalidRequest with the
+    location of an error.
+    """
     if (action is None) == (actions is None):
         raise InvalidRequest(f"{place}: expected actions, or one action", place)
     given = [action] if actions is None else actions

@@ -1,4 +1,4 @@
-"""The Responses API in `/openapi.json`, and an example input."""
+"""Describes the Responses API in `/openapi.json`, with an example input."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ from saccade.plugins.responses.store import Packed, ResponseStore, StoredTurn
 from saccade.plugins.responses.write import Ended, ResponseEvent, ResponseStream
 
 CANCEL_SECONDS = 1.0
-"""How long a cancel waits for the cancelled stream to finish."""
+"""Seconds that a cancel waits for the cancelled stream to finish."""
 MAX_LISTED, USUALLY_LISTED = 100, 20
 
 _encode = msgspec.json.Encoder().encode
@@ -84,7 +84,10 @@ def response_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(slots=True)
 class Running:
-    """A response that is being streamed. `group`: the ID of its request in the front."""
+    """A response that is being streamed.
+
+    group: the ID of its request in the front.
+    """
 
     response: dict[str, Any]
     group: str
@@ -104,13 +107,16 @@ class ResponseAsked:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in memory during the answer, other than encoded images."""
+        """Return the bytes held in memory during the answer, not including encoded images."""
         before = 0 if self.before is None else self.before.total
         return before + sum(len(item) for _, item in self.packed or ())
 
 
 class ResponseTeller:
-    """Writes one answer in the format of /v1/responses. `on_end`: called once with the response."""
+    """Writes one answer in the format of /v1/responses.
+
+    on_end: called once with the complete response.
+    """
 
     def __init__(
         self,
@@ -199,7 +205,7 @@ class ResponseTeller:
 
 
 class _Responses:
-    """The request handlers."""
+    """The handlers of /v1/responses."""
 
     def __init__(self, handler: RequestHandler, store: ResponseStore, refuse_tools: bool) -> None:
         self._handler = handler
@@ -212,7 +218,7 @@ class _Responses:
             await while_connected(receive, self._answer(send, found, held))
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the tokens of a request's input."""
+        """Count the tokens in a request's input."""
         async with self._asked(scope, receive) as (found, held):
             self._handler.model_of(found.reply.model)
             intake, context_length = (
@@ -263,10 +269,11 @@ class _Responses:
         return False
 
     def _items(self, inquiry: ResponseInquiry, client: Client) -> list[PlacedItem]:
-        """Return a request's items. Those that are references are returned as packed bytes.
+        """Return the items of a request. References are replaced with the packed bytes of the
+        items.
 
-        Each stored item may be referenced once, so that the memory needed is bounded by the body
-        and the stored items.
+        Each stored item may be referenced once, which bounds the memory by the sizes of the body
+        and of the stored items.
         """
         named = set[str]()
         for placed in inquiry.items:
@@ -362,10 +369,11 @@ def exchange(
     keeps: bool,
     comparable: bool,
 ) -> ResponseAsked:
-    """Convert `request` to a chat, including the conversation before it.
+    """Convert a request to a chat that includes the conversation before it.
 
-    given: its items, some packed. keeps: whether the items will be stored. comparable: as in
-    `ResponseAsked`.
+    given: the request's items, of which some are packed.
+    keeps: whether the items will be stored.
+    comparable: as in `ResponseAsked`.
 
     Raises InvalidRequest with the client's name for the field.
     """
@@ -383,8 +391,8 @@ def exchange(
 
 
 def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
-    """Return diagnostics in OpenAI's format. It has fewer reasons, so any other than a changed
-    prompt is "unavailable".
+    """Return the cache diagnostics in OpenAI's format. It has fewer reasons, so all reasons except
+    a changed prompt become "unavailable".
 
     `saccade_reason` and `saccade_place` have the details.
     """
@@ -400,7 +408,10 @@ def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
 
 
 def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:
-    """Return a new response, without output."""
+    """Return the body of a new response, which has no output yet.
+
+    name: its ID.
+    """
     request = found.request
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()

@@ -1,4 +1,4 @@
-"""The items of a conversation in POST /v1/responses, and their conversion to messages.
+"""Defines the items of a conversation in POST /v1/responses, and converts them to messages.
 
 The model's text, reasoning and calls in one turn become one message.
 """
@@ -34,11 +34,11 @@ from saccade.plugins.responses.computer import WORDS, read_actions
 from saccade.plugins.responses.other_items import translate
 
 MAX_ID = 256
-"""Maximum characters of an ID from a client."""
+"""Maximum characters of an ID that a client has chosen."""
 
 
 class SparseItem(UnsupportedFields, omit_defaults=True, kw_only=True):
-    """Base of items and texts. Fields with default values are not stored."""
+    """Base of items and of text contents. Fields with default values are not stored."""
 
 
 class SparseMedia(IgnoredFields, omit_defaults=True, kw_only=True):
@@ -162,7 +162,7 @@ class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_on
 
     call_id: Id
     output: str | list[Given]
-    """The function's output: a text, or texts and images."""
+    """The function's output: a string, or parts with text and images."""
     id: Id | None = None
     status: Status | None = None
 
@@ -275,7 +275,8 @@ def new_id(kind: str) -> str:
 class PlacedItem:
     """An item of a request, or a packed item from the store.
 
-    place: its path in the body. where: the path of its content, unless that is one of its fields.
+    place: the item's path in the body.
+    where: the path of its content, unless its content is one of its fields.
     """
 
     item: Item | ReferenceItem | bytes
@@ -284,9 +285,9 @@ class PlacedItem:
 
 
 def read_items(raw: msgspec.Raw, place: str) -> list[PlacedItem]:
-    """Read an item of a request. It may become one item, a call and its result, or none.
+    """Parse an item of a request. The result may be one item, a call and its result, or none.
 
-    Raises InvalidRequest with the path of an error, below `place`.
+    Raises InvalidRequest with the path of an error, which is below `place`.
     """
     kind = _KIND.json(raw, place).type or "message"
     if (reader := _KINDS.get(kind)) is not None:
@@ -298,7 +299,9 @@ def read_items(raw: msgspec.Raw, place: str) -> list[PlacedItem]:
 
 
 def pack(item: Item) -> tuple[str, bytes]:
-    """Encode an item for the store: its ID, and JSON in which a message's content is a list."""
+    """Encode an item for the store. Returns its ID, and JSON in which a message's content is a
+    list.
+    """
     kind = str(type(item).__struct_config__.tag)
     item_id = item.id or new_id(kind)
     return item_id, msgspec.json.encode(_whole(item, item_id))
@@ -310,7 +313,7 @@ def unpack(packed: bytes) -> Item:
 
 
 def pack_output(output: dict[str, Any]) -> tuple[str, bytes]:
-    """Encode an item of an answer like `pack`, without its log-probabilities."""
+    """Encode an item of an answer as `pack` does, without its log-probabilities."""
     return pack(convert(output, Item))
 
 
@@ -329,7 +332,9 @@ def _whole(item: Item, item_id: str) -> Item:
 
 
 def _as_input(content: Any) -> Any:
-    """Return a content in the API's form. Clients recognize an image by its `detail`."""
+    """Return a content in the format of the API's input. Clients recognize an image by its
+    `detail`.
+    """
     if isinstance(content, ImageContent) and content.detail is None:
         return msgspec.structs.replace(content, detail="auto")
     return content
@@ -340,9 +345,9 @@ def _as_input(content: Any) -> Any:
 
 @dataclass(slots=True)
 class _Turn:
-    """The model's turn as it is read: its text, reasoning and calls become one message.
+    """Collects the text, reasoning and calls of one turn of the model, which become one message.
 
-    place: the path of its first item's content.
+    place: the path of the content of the turn's first item.
     """
 
     place: str
@@ -401,7 +406,10 @@ class ItemReader:
     """Converts items to messages. Raises InvalidRequest with the path of an item."""
 
     def __init__(self, defaults: PartDefaults) -> None:
-        """Start without messages. `defaults`: for images that do not set these options."""
+        """Start without messages.
+
+        defaults: the options of images that do not set them.
+        """
         self._messages: list[Message] = []
         self._limits = defaults
         self._turn: _Turn | None = None
@@ -419,7 +427,11 @@ class ItemReader:
         self._add(Message("system", instructions, place="instructions"))
 
     def add_item(self, item: Item, place: str, where: str = "") -> None:
-        """Add the next item. where: the path of its content, unless that is one of its fields."""
+        """Add the next item.
+
+        place: the item's path in the body.
+        where: the path of its content, unless its content is one of its fields.
+        """
         match item:
             case ReasoningItem():
                 self._thoughts += [each.text for each in item.content or item.summary]
@@ -480,8 +492,8 @@ def _listed(content: str | tuple[Part, ...], place: str) -> tuple[Part, ...]:
 def _content(
     content: str | Sequence[Content], where: str, defaults: PartDefaults
 ) -> tuple[str | tuple[Part, ...], tuple[Mark, ...]]:
-    """Read a content and its breakpoints. If it is only text by the model, it becomes one string,
-    as in the original turn.
+    """Convert a content, and return it with its cache breakpoints. Text that only the model has
+    written becomes one string, as in the original turn.
     """
     if isinstance(content, str):
         return content, ()

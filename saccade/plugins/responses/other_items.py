@@ -1,4 +1,5 @@
-"""Items of conversations that started on another server: calls of tools that this one does not run.
+"""Converts items of conversations that started on another server: calls of tools that this server
+does not run.
 
 A call is converted to a `function_call`, and its result to a `function_call_output`. Items without
 content for a model are omitted.
@@ -43,7 +44,7 @@ _RESULTS = {
     "shell_call_output": ("output",),
     "tool_search_output": ("tools",),
 }
-"""By type of item, the fields that may have the result."""
+"""For each type of item, the fields that may have the result."""
 LEFT_OUT = frozenset(
     {
         "additional_tools",
@@ -57,17 +58,18 @@ LEFT_OUT = frozenset(
         "mcp_list_tools",
     }
 )
-"""Items without content for this model: encrypted text, a client's notes, and tools."""
+"""Types of items without content for this model: encrypted text, notes of clients, and tools."""
 _CALL, _OUTPUT = "_call", "_output"
-"""The suffixes of types of calls and results that are not listed."""
+"""Suffixes of the types of calls and results that are not listed."""
 _ARGUMENTS = ("arguments", "input", "action", "operation", "code", "queries")
 _ANY_RESULT = ("output", "result", "outputs", "results", "tools", "error", "status")
 
 
 def translate(item: Mapping[str, Any], kind: str, place: str) -> list[tuple[dict[str, Any], str]]:
-    """Convert an item to items that this server supports, each with the path of its content.
+    """Convert an item to items that this server supports. Each is returned with the path of its
+    content.
 
-    Raises InvalidRequest if the type is neither a call, nor a result, nor omitted.
+    Raises InvalidRequest if the type is neither a call nor a result, and is not omitted.
     """
     if kind in LEFT_OUT:
         return []
@@ -130,7 +132,9 @@ def _id(item: Mapping[str, Any], name: Any) -> Any:
 
 
 def _output(item: Mapping[str, Any], field: str) -> Any:
-    """Return a result as the output of a function: a text, or texts and images."""
+    """Return a result as the output of a function: a string, or a list of parts with text and
+    images.
+    """
     value = item.get(field)
     if item.get("type") == "image_generation_call" and field == "result" and value:
         form = item.get("output_format") or "png"
@@ -150,7 +154,9 @@ def _is_content(value: Any) -> bool:
 
 
 def _content(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a content of a result. Those of a code interpreter are converted to other types."""
+    """Convert a content of a result. The contents of a code interpreter's result have other
+    types.
+    """
     match value:
         case {"type": "logs", "logs": logs}:
             return {"type": "input_text", "text": logs}

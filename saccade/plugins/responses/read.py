@@ -1,7 +1,7 @@
 """Converts the body of POST /v1/responses to a conversation.
 
-Rejects unsupported features, and converts the fields (`fields.py`) and items (`items.py`) to a
-`GenerationRequest`.
+This module rejects unsupported features, and converts the fields (`fields.py`) and items
+(`items.py`) to a `GenerationRequest`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ from saccade.text.grammar.tools import Tool, ToolSet, not_run, read_each, read_f
 
 @dataclass(frozen=True, slots=True)
 class ResponseInquiry:
-    """A body that has been read. `items`: its input, as items."""
+    """A parsed body.
+
+    items: its input, as items.
+    """
 
     request: ResponsesRequest
     items: tuple[PlacedItem, ...]
@@ -57,9 +60,9 @@ class ResponseInquiry:
 def read_responses(
     body: bytearray, context_length: int, refuse_tools: bool = False
 ) -> ResponseInquiry:
-    """Read the inquiry in a body. refuse_tools: reject tools that this server does not run.
+    """Parse a body. Raises InvalidRequest with the field.
 
-    Raises InvalidRequest with the field.
+    refuse_tools: whether to reject tools that this server does not run.
     """
     request = RESPONSES.read(body, context_length)
     _check(request)
@@ -82,7 +85,7 @@ def _said(text: str) -> PlacedItem:
 
 
 def ignored_tools(form: ResponseForm) -> list[dict[str, str]]:
-    """Return the path and type of tools that are ignored."""
+    """Return the path and the type of each tool that is ignored."""
     return [
         {"param": f"tools[{index}]", "type": str(tool.get("type"))}
         for index, tool in enumerate(form.tools or ())
@@ -91,7 +94,7 @@ def ignored_tools(form: ResponseForm) -> list[dict[str, str]]:
 
 
 def is_run(tool: dict[str, Any]) -> bool:
-    """Return True for a tool that the client runs."""
+    """Return True if the client runs this tool."""
     return is_computer(tool) or tool.get("type") == "function"
 
 
@@ -119,7 +122,10 @@ _NAMES = FieldNames(
 def response_request(
     request: ResponsesRequest, before: Sequence[Item], items: Sequence[PlacedItem]
 ) -> GenerationRequest:
-    """Build the request for an answer. `before`: the conversation so far. `items`: the new items.
+    """Build the request for an answer.
+
+    before: the conversation so far.
+    items: the new items.
 
     Raises InvalidRequest with the field.
     """

@@ -1,6 +1,7 @@
-"""Stored responses by ID, accessible to their clients, for a limited time and within a budget.
+"""Stores responses by ID, for a limited time and within a budget. Each is accessible only to its
+client.
 
-A conversation is a chain of turns. Each turn is stored once, however many responses continue it,
+A conversation is a chain of turns. Each turn is stored once, even if several responses continue it,
 until the last of these is removed. Contents are JSON, which the store does not parse. Everything
 runs on one event loop, so there are no locks.
 """
@@ -23,16 +24,16 @@ _OVERHEAD = 512
 """Approximate memory of a response or an item in addition to its JSON."""
 
 MAX_KEPT = 10_000
-"""Maximum number of responses."""
+"""Maximum number of stored responses."""
 KEPT_SECONDS = 86_400.0
-"""How long a response is stored after its last use."""
+"""Seconds for which a response is stored after its last use."""
 Packed = tuple[str, bytes]
-"""An item: its ID, and the whole item as JSON."""
+"""An item's ID, and the whole item as JSON."""
 
 
 @dataclass(eq=False, slots=True)
 class StoredTurn:
-    """The items that a request adds to a conversation: its own, and the answer's."""
+    """The items that one request adds to a conversation: its input, and the answer."""
 
     items: tuple[Packed, ...]
     answer: tuple[Packed, ...]
@@ -40,7 +41,9 @@ class StoredTurn:
     nbytes: int = field(init=False)  # of this turn
     total: int = field(init=False)  # bytes of this turn and all turns before it
     uses: int = field(init=False, default=0)
-    """The number of stored responses that end with it, and of stored turns that follow it."""
+    """The number of stored responses that end with this turn, and of stored turns that
+    follow it.
+    """
 
     def __post_init__(self) -> None:
         packed = (*self.items, *self.answer)
@@ -62,7 +65,7 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response: its body as JSON, its last turn, and the time when it expires."""
+    """A stored response: its body as JSON, its last turn, and the time at which it expires."""
 
     id: str
     body: bytes
@@ -71,12 +74,12 @@ class StoredResponse:
 
 
 class OwnResponses:
-    """The responses of one client, the least recently used first."""
+    """The responses of one client, ordered by their last use, the least recent first."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self.items: dict[str, bytes] = {}
-        """The items of all turns, by ID."""
+        """The items in all turns of the client, by ID."""
         self.nbytes = 0
 
     def put(self, response: StoredResponse) -> None:
@@ -107,7 +110,7 @@ class OwnResponses:
 
 
 class ResponseStore:
-    """All stored responses."""
+    """Stores the responses of all clients."""
 
     def __init__(
         self,
@@ -117,19 +120,22 @@ class ResponseStore:
         most: int = MAX_KEPT,
         instance: str = "",
     ) -> None:
-        """Create an empty store. `instance`: a prefix of response IDs, unique to this process."""
+        """Create an empty store.
+
+        instance: a prefix of response IDs, which is unique to this process.
+        """
         self._budget_bytes = options.responses_mb * MIB
         self._most = most
         self._metrics = metrics
         self._clock = clock
         self._by_client: dict[str, OwnResponses] = {}
         self.instance = instance
-        """Identifies this store in a fleet: response IDs start with it, so that a router can find
-        the server that has a conversation.
+        """Identifies this store among several servers. Response IDs start with it, so that a router
+        can find the server that has a conversation.
         """
 
     def name(self) -> str:
-        """Return an ID for a new response."""
+        """Return a new ID for a response."""
         return f"resp_{self.instance}{secrets.token_hex(20)}"
 
     @property
@@ -140,7 +146,9 @@ class ResponseStore:
         return sum(len(own.kept) for own in self._by_client.values())
 
     def keep(self, client: Client, response_id: str, body: bytes, turn: StoredTurn) -> None:
-        """Store a response, and evict responses beyond the budget, possibly the new one."""
+        """Store a response, and evict responses that exceed the budget. This may evict the new
+        response, too.
+        """
         self._expire()
         own = self._by_client.setdefault(client.name, OwnResponses())
         own.put(StoredResponse(response_id, body, turn, self._clock() + KEPT_SECONDS))
@@ -153,11 +161,11 @@ class ResponseStore:
         self._count()
 
     def fits(self, client: Client, nbytes: int) -> bool:
-        """Return True if a conversation of `nbytes` fits the budget at all."""
+        """Return True if a conversation of `nbytes` bytes fits the budget of an empty store."""
         return self._most > 0 and nbytes <= self._budget_bytes * (SHARE if client.limited else 1.0)
 
     def find(self, client: Client, response_id: str, param: str) -> StoredResponse:
-        """Find this client's response, and extend its lifetime.
+        """Return a response of this client, and extend its lifetime.
 
         Raises NotFound if it is unknown, or belongs to another client.
         """
@@ -177,7 +185,7 @@ class ResponseStore:
         return found
 
     def item(self, client: Client, item_id: str, param: str) -> bytes:
-        """Return an item of a stored conversation. Raises NotFound for an unknown item."""
+        """Return an item in a stored conversation. Raises NotFound if it is unknown."""
         self._expire()
         own = self._by_client.get(client.name)
         if own is None or item_id not in own.items:
@@ -190,8 +198,9 @@ class ResponseStore:
         return own.items[item_id]
 
     def delete(self, client: Client, response_id: str, param: str) -> None:
-        """Delete a response. Turns that other responses continue remain. Raises NotFound if it is
-        unknown, or belongs to another client.
+        """Delete a response. Turns that other responses continue remain stored.
+
+        Raises NotFound if it is unknown, or belongs to another client.
         """
         self.find(client, response_id, param)
         self._by_client[client.name].drop(response_id)

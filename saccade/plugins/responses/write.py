@@ -1,6 +1,6 @@
 """Writes an answer in the format of POST /v1/responses: stream events in order, and the response.
 
-A response consists of output items, of which one is open at a time.
+A response consists of output items. At most one of them is open at a time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from saccade.text.answer.events import (
 )
 
 ResponseEvent = dict[str, Any]
-"""The data of one event; its name is its "type"."""
+"""The data of one event. The event's name is its "type"."""
 Ended = Literal["stop", "length", "cancelled", "prewarmed"]
-"""prewarmed: the request was only to cache its prompt."""
+"""How the answer ended. prewarmed: the request was only sent to cache its prompt."""
 
 
 class ResponseStream:
-    """The stream of one answer.
+    """Writes the stream of one answer.
 
-    Call `opening_events`, `feed` with new text, then `closing_events` or `fail`. `response` is the
-    response's body, which is kept up to date; its status is "in_progress" at first. single: a call
-    to the computer has a single action.
+    Call `opening_events`, then `feed` with new text, then `closing_events` or `fail`. `response` is
+    the response's body, which is kept up to date. Its status is "in_progress" at first.
+
+    single: whether a call to the computer has a single action.
     """
 
     def __init__(self, response: dict[str, Any], single: bool = False) -> None:
@@ -71,7 +72,11 @@ class ResponseStream:
         return events
 
     def closing_events(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
-        """Return the events after the last token. `more`: response fields to set at the end."""
+        """Return the events after the last token.
+
+        how: why the answer ended.
+        more: response fields to set at the end.
+        """
         whole = how in ("stop", "prewarmed")
         silent = self._output or how == "prewarmed"
         events = [] if silent else self._feed(Text(""))  # the output is empty
@@ -89,7 +94,7 @@ class ResponseStream:
         return [*events, self._whole("response.incomplete")]
 
     def fail(self, error: RequestError) -> list[ResponseEvent]:
-        """Return the events for an answer that has failed."""
+        """Return the events that report that the answer has failed."""
         events = self._close("incomplete")
         code = "server_error"
         if isinstance(error, ImageError):
@@ -141,7 +146,9 @@ class ResponseStream:
         return self._item is not None and self._item["type"] == "computer_call"
 
     def _begin_action(self, call_id: str) -> list[ResponseEvent]:
-        """Start an action: the next one of the open call, or the first one of a new call."""
+        """Start an action: the next one of the open call, or the first one of a new call. Returns
+        the events.
+        """
         if self._acting and not self._single:
             return []
         call: dict[str, Any] = {"call_id": call_id, "pending_safety_checks": []}
@@ -149,7 +156,9 @@ class ResponseStream:
         return [*self._close(), self._open("computer_call", {**call, **acts})]
 
     def _end_action(self) -> list[ResponseEvent]:
-        """Add a complete action to the open call. More may follow."""
+        """Add a complete action to the open call, to which more may be added. Returns the
+        events.
+        """
         assert self._item is not None
         action, self._pieces = json.loads("".join(self._pieces)), []
         if self._single:
@@ -165,7 +174,11 @@ class ResponseStream:
         return content
 
     def _enter(self, kind: str, content: dict[str, Any]) -> list[ResponseEvent]:
-        """Open an item with this content, unless one of the same type is open."""
+        """Close the open item and open a new one with this content, unless an item of the same type
+        is open.
+
+        Returns the events.
+        """
         if self._item is not None and self._item["type"] == kind:
             return []
         fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}

@@ -1,5 +1,5 @@
-"""`saccade route`: one address for several servers. An image is sent to a server that has
-seen it.
+"""`saccade route`: one address for several servers. A request is sent to a server that has seen its
+image.
 """
 
 from saccade.plugin import Command, Plugin

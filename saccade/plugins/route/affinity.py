@@ -1,9 +1,9 @@
-"""Reads from a request's body the key by which workers are ranked: the key of its first image, or
-else of the start of its text. It also reads the worker that stores the previous response, if the
-request continues one.
+"""Reads from the body of a request the key with which workers are ranked: the key of its first
+image, or else of the start of its text. It also reads which worker stores the previous response, if
+the request continues one.
 
-An image's key is the digest of its encoded bytes, whether these are in the request or were uploaded
-(a file's id contains the digest). The router does not fetch URLs: the key of a URL is the digest of
+The key of an image is the digest of its encoded bytes, which are in the request or were uploaded (a
+file's id contains the digest). The router does not fetch URLs, so the key of a URL is the digest of
 the URL. Only base64 is decoded. Malformed requests have no key, and the worker rejects them.
 Content after the first image is not read.
 """
@@ -25,20 +25,22 @@ from saccade.edge.related import first_part, name_at_end
 from saccade.media.sources.inline import FILE_ID, decode_base64
 
 DEEPEST = 8
-"""The maximum depth of nested content to search. No API nests images more deeply."""
-OPENING_CHARACTERS = 4096
-"""The maximum characters of a text or URL to hash, since growing prompts share their start."""
-MAX_VALUES = 1 << 18
-"""A body with more JSON values is not parsed, because each value can take a hundred bytes of
-memory.
+"""Maximum depth of nested content that is searched for an image. No API nests images more
+deeply.
 """
+OPENING_CHARACTERS = 4096
+"""Maximum characters of a string or URL that are hashed. Prompts that grow share their start."""
+MAX_VALUES = 1 << 18
+"""Maximum JSON values in a body that is parsed. Each value can take a hundred bytes of memory."""
 MAX_PARTS = 4096
-"""The maximum number of messages and parts to search for an image, which takes some milliseconds. A
-chat whose first image comes later is ranked by its text.
+"""Maximum messages and parts that are searched for an image, which takes some milliseconds. If the
+first image of a chat comes later, the chat is ranked by its text.
 """
 _SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
-"""A response's id starts with the server instance that stores it (`plugins/responses/store.py`)."""
+"""Matches the id of a response, which starts with the server instance that stores it
+(`plugins/responses/store.py`).
+"""
 _INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
 _DIGEST = re.compile(r"(?:blake3|sha256)-([0-9a-f]{64})")
 _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
@@ -46,21 +48,23 @@ _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class AffinityKey:
-    """The key by which the workers for a request are ranked."""
+    """Determines the order in which workers are tried for a request."""
 
     keys: tuple[bytes, ...] = ()
     # The server instance that stores the response to continue or to retrieve, or "".
     holder: str = ""
 
     def blind(self) -> AffinityKey:
-        """Return a random key, with the same `holder`, since only that instance has the
-        response.
+        """Return a random key, to ignore affinity. `holder` stays the same, since only that
+        instance has the response.
         """
         return AffinityKey((secrets.token_bytes(8),), self.holder)
 
 
 class _Body(msgspec.Struct):
-    """The relevant fields of all APIs. Messages are decoded when they are needed."""
+    """The fields of a body, in any API, that affect the key. Messages are decoded when they are
+    needed.
+    """
 
     messages: list[msgspec.Raw] | None = None
     documents: msgspec.Raw = msgspec.Raw()
@@ -79,7 +83,7 @@ _read_list = json_decoder(list[msgspec.Raw]).decode
 
 
 def bearing_of_path(path: str) -> AffinityKey:
-    """Return the key of a request without a body, by its path."""
+    """Return the key of a request without a body, from its path."""
     name = path.rstrip("/").split("/")
     for part in name[3:5]:
         if (held := HOLDER.fullmatch(part)) is not None:
@@ -90,8 +94,9 @@ def bearing_of_path(path: str) -> AffinityKey:
 
 
 def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
-    """Return the key of a request by its JSON body, in any API. It takes time proportional to the
-    body, and memory proportional to its texts.
+    """Return the key of a request from its JSON body, in any API.
+
+    The time is proportional to the body, and the memory is proportional to the body's texts.
     """
     if body.startswith(b"--"):  # multipart: the first part is the JSON, and the others are images
         body = bytes(first_part(body))
@@ -115,8 +120,8 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
 
 
 def _has_too_many_values(body: bytes | bytearray) -> bool:
-    """Return True if a body may have more than `MAX_VALUES` JSON values. They are counted slice by
-    slice, so that other threads can run in between.
+    """Return True if a body may have more than `MAX_VALUES` JSON values. Counts them in slices, so
+    that other threads can run in between.
     """
     count = 0
     for start in range(0, len(body), _SLICE):
@@ -165,7 +170,9 @@ def _opening(asked: _Body, texts: Sequence[str]) -> bytes:
 
 
 def _texts(message: dict[str, Any]) -> list[str]:
-    """Return a message's texts. Other fields may change between rounds."""
+    """Return the texts in a message, which stay the same in all rounds of a chat, unlike its other
+    fields.
+    """
     content = message.get("content")
     if isinstance(content, str):
         return [content]
@@ -195,7 +202,7 @@ def _parts(part: object, depth: int) -> Iterator[object]:
 
 
 def _image(part: dict[str, Any]) -> bytes | None:
-    """Return the key of an image part, in any API's format, or `None` for other parts."""
+    """Return the key of an image part in any API's format, or `None` for other parts."""
     name = part.get("uuid")
     if isinstance(name, str):  # a later request may contain only the uuid
         return blake3(name.encode()).digest()

@@ -1,5 +1,5 @@
-"""Requests that are sent to all workers: uploads and deletions of files, flushing of caches, and
-loading of adapters.
+"""Sends requests to all workers: uploads and deletions of files, flushing of caches, and loading of
+adapters.
 
 An upload has the same id on all workers: it contains the content's digest, and a random suffix that
 the router chooses. If one of the ready workers cannot store the file, the others delete it.
@@ -36,9 +36,9 @@ EVERYONE = frozenset(
         ("POST", "/v1/unload_lora_adapter"),
     )
 )
-"""Methods and paths. A path that ends in "/" includes all paths below it."""
+"""The methods and paths of these requests. A path that ends in "/" includes all paths below it."""
 MAX_ANSWER = 1 << 20
-"""The maximum bytes of a response to these requests."""
+"""Maximum bytes of a response to one of these requests."""
 
 
 def is_for_everyone(method: str, path: str) -> bool:
@@ -62,9 +62,9 @@ class _WorkerReply:
 async def broadcast(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
     """Send the request to all ready workers, and one of their responses to the client.
 
-    If one worker rejects an upload, it is deleted from the others, and the client gets the error. A
-    deletion succeeds if any worker has deleted the file. Raises ReplicaLost if all workers have
-    disconnected.
+    If a worker rejects an upload, the upload is deleted from the others, and the client gets the
+    error. A deletion succeeds if any worker has deleted the file. Raises ReplicaLost if all workers
+    have disconnected.
     """
     upload = (scope["method"], scope["path"]) == UPLOAD
     extra = [(SUFFIX_HEADER.encode(), secrets.token_hex(4).encode())] if upload else []
@@ -108,7 +108,7 @@ async def _request(
 
 
 async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_WorkerReply]) -> None:
-    """Delete an upload from the workers that stored it, because another one rejected it."""
+    """Delete an upload from the workers that have stored it, because another worker rejected it."""
     try:
         id = str(msgspec.json.decode(kept[0].body)["id"])
     except (msgspec.DecodeError, LookupError, TypeError):

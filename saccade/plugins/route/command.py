@@ -1,4 +1,4 @@
-"""The command `saccade route`."""
+"""Defines the command `saccade route`."""
 
 from __future__ import annotations
 

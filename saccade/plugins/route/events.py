@@ -6,18 +6,18 @@ from __future__ import annotations
 
 _END = b"\n\n"
 MAX_WAITING = 1 << 18
-"""The maximum buffered bytes of an incomplete event. Larger events are forwarded in parts."""
+"""Maximum buffered bytes of an incomplete event. Larger events are forwarded in parts."""
 
 
 class Events:
-    """The buffer of one stream."""
+    """Splits one stream into complete events, and buffers the rest."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._begun = False  # whether part of an event was forwarded
 
     def feed(self, piece: bytes) -> bytes:
-        """Add `piece`, and return the bytes that can be forwarded now."""
+        """Add bytes of the stream, and return the bytes that can be forwarded."""
         seen = max(0, len(self._rest) - len(_END) + 1)
         self._rest += piece
         at = self._rest.rfind(_END, seen)
@@ -34,11 +34,12 @@ class Events:
         return whole
 
     def flush(self) -> bytes:
-        """Return the remaining bytes at the end of a stream."""
+        """Return the remaining bytes at the end of the stream."""
         return bytes(self._rest)
 
     def broken(self, last: bytes) -> bytes:
-        """Return the last bytes of a stream that was interrupted. `last` is an event with the
-        error.
+        """Return the last bytes of a stream that was interrupted.
+
+        last: an event with the error, which is added at the end.
         """
         return (_END if self._begun else b"") + last

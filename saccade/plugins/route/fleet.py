@@ -26,17 +26,17 @@ log = logging.getLogger("saccade")
 
 HEALTH_PAUSE = 1.0
 HEALTH_SECONDS = 3.0
-"""A worker whose health check takes longer gets no new requests until it responds again, unless no
-other worker is ready.
+"""Maximum seconds of a health check. A slower worker gets no new requests until it responds in
+time, unless no other worker is ready.
 """
 SILENT_SECONDS = 15.0
-"""A worker that has not responded to health checks for this long is considered dead, and its
+"""Seconds without a response to health checks, after which a worker is considered dead and its
 requests fail.
 """
 MAX_HEALTH = 1 << 16
-"""The maximum bytes of a health response."""
+"""Maximum bytes of a response to a health check."""
 MAX_REASON = 400
-"""The maximum characters of its reason that are shown to others."""
+"""Maximum characters of a worker's reason that are reported to clients."""
 INSTANCE = INSTANCE_HEADER.encode()
 
 State = Literal["unknown", "ready", "starting", "silent", "down"]
@@ -53,7 +53,7 @@ class _WorkerReply(msgspec.Struct):
 
 
 class Backend:
-    """The router's record of a worker."""
+    """A worker, with its health and load as this router sees them."""
 
     def __init__(self, url: str, name: str = "") -> None:
         address, host, port = parse_worker(url)
@@ -68,8 +68,9 @@ class Backend:
         self.doubted = False  # whether an extra health check is scheduled
 
     async def look(self) -> tuple[State, str]:
-        """Request the worker's health. Returns its state and the reason. Raises
-        WorkerDisconnected.
+        """Request the worker's health. Returns its state and the reason for it.
+
+        Raises WorkerDisconnected.
         """
         request = b"GET /health HTTP/1.1\r\nhost: " + self.authority + b"\r\n\r\n"
         content = b""
@@ -104,8 +105,8 @@ class Fleet:
 
     @property
     def ready(self) -> list[Backend]:
-        """The workers that requests can be sent to: those that are ready, or if there are none
-        those that are silent, because they may only be too busy to respond.
+        """The workers that requests can be sent to: those that are ready. If there are none, those
+        that are silent, because they may only be too busy to respond.
         """
         of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
         return next((found for found in of.values() if found), [])
@@ -123,8 +124,8 @@ class Fleet:
     async def take_worker(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
-        """Yield the next worker for a request, or `None` if all were tried. Inside the context, the
-        request counts in the worker's load.
+        """Yield the next worker for a request, or `None` if all were tried. While the context is
+        open, the request counts in the load of the worker.
         """
         replica = next((each for each in self.order(bearing) if each not in tried), None)
         if replica is None:
@@ -157,7 +158,7 @@ class Fleet:
 
     @contextmanager
     def count(self, replica: Backend) -> Iterator[None]:
-        """Count a request in the load of `replica` inside the context."""
+        """Count a request in the load of `replica` while the context is open."""
         replica.load += 1
         self._metrics.inc("saccade_route_requests_total", worker=replica.name)
         self._show(replica)
@@ -168,14 +169,14 @@ class Fleet:
             self._show(replica)
 
     def lost(self, replica: Backend, why: str) -> None:
-        """Record that a worker disconnected during a request. It gets no new requests until its
-        next successful health check.
+        """Record that a worker disconnected during a request. It gets no new requests until a
+        health check succeeds.
         """
         self._note(replica, "down", why)
 
     def doubt(self, replica: Backend) -> None:
-        """Check a worker's health immediately, because it responded to a request with 503. That may
-        concern only that request, so the worker's state is not changed yet.
+        """Check a worker's health immediately, because it responded to a request with 503. The
+        cause may be only that request, so the state of the worker is not changed yet.
         """
         if not replica.doubted:
             replica.doubted = True

@@ -1,5 +1,5 @@
-"""The headers of requests and responses that the router forwards. Headers that concern only one
-connection are removed (RFC 9110, 7.6.1).
+"""Selects the headers of requests and responses that the router forwards. Headers that concern only
+one connection are removed (RFC 9110, 7.6.1).
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ _WRITTEN_ANEW = frozenset(
 
 _FORWARDED_HOST = FORWARDED_HOST.encode()
 _OF_AN_ANSWER = frozenset((b"date",))
-"""The router's HTTP server sets these."""
+"""Response headers that the router's HTTP server sets itself."""
 
 
 def request_head(
     scope: Scope, authority: bytes, length: int, extra: Iterable[tuple[bytes, bytes]] = ()
 ) -> bytes:
-    """Return the request line and headers for a worker, with the request's id and the length of its
-    body.
+    """Return the request line and headers to send to a worker.
+
+    authority: the value of the Host header.
+    length: the length of the body.
+    extra: headers to add.
     """
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
@@ -55,7 +58,7 @@ def request_head(
 
 
 def answer_headers(answer: Head) -> Headers:
-    """Return the headers of a response that are forwarded to the client."""
+    """Return those headers of a response that are forwarded to the client."""
     return _passing(answer.headers, _OF_AN_ANSWER)
 
 

@@ -1,4 +1,4 @@
-"""Which web pages may use a router, and read its responses (CORS).
+"""Decides which web pages may use a router and read its responses (CORS).
 
 CORS headers are added to the router's own responses. Responses of servers already have these
 headers, and are not changed.
@@ -20,8 +20,9 @@ _ALLOWED = "access-control-allow-origin"
 def guarded(router: ASGIApp, host: str, options: RelayOptions) -> ASGIApp:
     """Wrap the application of a router that listens on `host`.
 
-    On a loopback address, requests from web pages of other origins are rejected. This does not
-    depend on an API key as in a server, because the router does not know the servers' keys.
+    On a loopback address, requests from web pages of other origins are rejected. On a server, this
+    depends on whether it has an API key. The router does not know the keys of servers, so it always
+    rejects these requests.
     """
     app: ASGIApp = Origins(router, options.cors_origins)
     if is_loopback(host):
@@ -30,7 +31,7 @@ def guarded(router: ASGIApp, host: str, options: RelayOptions) -> ASGIApp:
 
 
 class Origins:
-    """Middleware that adds CORS headers. With them, pages of `origins` can read responses."""
+    """Middleware that adds CORS headers, with which pages of `origins` can read responses."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app

@@ -2,8 +2,8 @@
 streams the response back.
 
 If a worker disconnects before the first byte of its response, the request is sent to another one.
-Keys, fields and limits are checked by the workers: the router reads bodies only as far as
-`affinity.py` needs.
+The workers check keys, fields and limits. The router reads bodies only as far as `affinity.py`
+needs.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = logging.getLogger("saccade")
 
 OWN_PATHS = frozenset({"/health", "/healthz", "/livez", "/metrics", "/ping", "/readyz", "/version"})
 MAX_TRIES = 2
-"""A request is given up after this many workers have received it and disconnected before
-responding, because it may be the request that crashes them. In addition, it may be sent once more
-to the same worker, if a reused connection turns out to be closed.
+"""Maximum number of workers that may receive a request and disconnect before responding. Then the
+request fails, because it may be what crashes them. In addition, it may be sent once more to the
+same worker, if a reused connection turns out to be closed.
 """
 
 
 class Forwarder:
-    """Sends a request to a fleet's workers, one after another, until one responds."""
+    """Sends a request to the workers of a fleet, one after another, until one responds."""
 
     def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
         self._fleet = fleet
@@ -54,8 +54,10 @@ class Forwarder:
     async def forward(
         self, scope: Scope, send: Send, body: bytearray, bearing: AffinityKey, held: BufferedBody
     ) -> None:
-        """Send a request, and stream the response to the client. The body is released when the
-        response starts. Raises RequestError if there is no response.
+        """Send a request to the workers, and stream the response to the client. The body is
+        released when the response starts.
+
+        Raises RequestError if there is no response.
         """
         tried: dict[Backend, str] = {}
         reached: set[Backend] = set()
@@ -112,7 +114,7 @@ class Forwarder:
 
 
 class Proxy:
-    """The ASGI application."""
+    """The ASGI application that forwards requests to workers."""
 
     def __init__(self, fleet: Fleet, options: SpreadOptions, metrics: Metrics, bodies: Bodies):
         self._fleet = fleet
@@ -154,7 +156,11 @@ class Proxy:
 async def send_own(
     path: str, send: Send, metrics: Metrics, status: int, health: Mapping[str, Any]
 ) -> None:
-    """Send a response about the router itself. `status` is the one for its health."""
+    """Send a response about the router itself: its metrics, version or health.
+
+    health: the body of responses other than /metrics and /version.
+    status: their status, except for /livez, which is always 200.
+    """
     kind, content = b"application/json", b""
     if path == "/metrics":
         status, kind, content = 200, CONTENT_TYPE.encode(), render(metrics)

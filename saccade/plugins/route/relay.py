@@ -25,8 +25,8 @@ BODILESS = (204, 304)
 
 @asynccontextmanager
 async def refusals(path: str, send: Send) -> AsyncIterator[Send]:
-    """Convert exceptions in the body to error responses. Yields the `send` function to respond
-    with.
+    """Convert exceptions in the context to error responses. Yields the `send` function to use in
+    the context.
 
     An unexpected exception is logged, and gets an error response if the response has not started.
     """
@@ -59,8 +59,9 @@ async def pass_on(
 ) -> None:
     """Stream a server's response to the client.
 
-    If the server disconnects, `note` is called. A stream of events then ends with the error
-    `broken`, and the connection of any other response is closed.
+    note: called if the server disconnects.
+    broken: the error with which a stream of events then ends. Any other response ends by closing
+    the connection.
     """
     headers = answer_headers(answer)
     streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")

@@ -33,7 +33,7 @@ OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
 @dataclass(frozen=True, slots=True)
 class RouterContext:
-    """The constructor argument of `Upstreams`."""
+    """The arguments that an implementation of `Upstreams` is created with."""
 
     options: RouteOptions
     metrics: Metrics
@@ -52,19 +52,19 @@ class Upstreams(Protocol):
         """Monitor the servers until this task is cancelled."""
 
     def begin_stop(self) -> None:
-        """Reject requests that would have to wait, because the router stops once the running ones
-        have finished.
+        """Reject all requests that would have to wait, because the router stops as soon as the
+        running requests have finished.
         """
 
     async def stop(self) -> None:
-        """Close the connections, and stop the servers that the router has started."""
+        """Close all connections, and stop the servers that the router has started."""
 
     def described(self) -> list[tuple[str, str]]:
         """Return (name, value) pairs that describe the servers, for the startup message."""
 
 
 class FixedWorkers:
-    """The servers that --workers lists."""
+    """The servers that the option --workers lists."""
 
     def __init__(self, context: RouterContext) -> None:
         """Read the workers' URLs from the options. Raises ConfigError."""
@@ -104,7 +104,7 @@ class FixedWorkers:
 
 
 def build_upstreams(context: RouterContext) -> Upstreams:
-    """Create the servers that the options specify. Raises ConfigError."""
+    """Create the servers, as the options specify. Raises ConfigError."""
     build: Callable[[RouterContext], Upstreams] | None
     build = builder(lambda plugin: plugin.upstreams, context.options)
     if build is None and context.options.models is not None:
@@ -113,7 +113,7 @@ def build_upstreams(context: RouterContext) -> Upstreams:
 
 
 class RouteServer(Serving):
-    """The router's HTTP server. It monitors the servers while it runs."""
+    """The HTTP server of the router. It monitors the upstream servers while it runs."""
 
     def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
         """Create the router. Raises ConfigError."""

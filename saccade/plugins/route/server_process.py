@@ -20,21 +20,26 @@ from saccade.edge.headers import INSTANCE_HEADER
 from saccade.ipc.tied import start_tied
 
 ANNOUNCED = "serving at "
-"""What a server prints before its address when it is ready (`api/serve.py`)."""
+"""The text that a server prints before its address when it is ready (`api/serve.py`)."""
 GRACE, GRACE_SECONDS = "--shutdown-grace", 30.0
-"""The server's option for how long requests in flight may take to finish, and its default."""
+"""The option of a server for how many seconds requests in flight may take to finish, and its
+default.
+"""
 LAST_LINES = 20
 NO_VARIABLES: Mapping[str, str] = {}
 ASK_SECONDS = 5.0
 KILL_SECONDS = 10.0
-"""How long a server may take to exit after its grace period, before it is killed."""
+"""Seconds that a server may take to exit after its grace period, before it is killed."""
 PAGES, RUNNING = "saccade_kv_pages", "saccade_requests_running"
 WAITING = "saccade_requests_waiting"
 FREE = 'owner="free"'
 
 
 class OwnedServer:
-    """One server process. `ended` is a future of its exit status."""
+    """One server process.
+
+    ended: a future with the exit status.
+    """
 
     def __init__(
         self,
@@ -88,11 +93,13 @@ class OwnedServer:
         return self._address.result()
 
     async def serving(self) -> str:
-        """The async version of `ready`."""
+        """Wait until the server is ready, and return its URL. Raises StartupError."""
         return await asyncio.shield(asyncio.wrap_future(self._address))
 
     async def health(self) -> str:
-        """Return the name of the server's instance. Raises RuntimeError if it is not healthy."""
+        """Return the ID of the server's instance. Raises RuntimeError if the server is not
+        healthy.
+        """
         try:
             answer = await self._http.get(f"{self._address.result(0)}/health")
         except httpx.TransportError as error:

@@ -1,4 +1,4 @@
-"""Embeddings, reranking and scores, with the APIs of OpenAI, Cohere, Jina and vLLM."""
+"""Computes embeddings, reranking and scores, with the APIs of OpenAI, Cohere, Jina and vLLM."""
 
 from saccade.plugin import Http, Plugin, Runtime
 

@@ -1,4 +1,4 @@
-"""Embeddings, reranking and scores in `/openapi.json`."""
+"""Describes embeddings, reranking and scores in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class EmbeddingInput(Struct, kw_only=True):
     """The texts or chats to embed."""
 
     input: Raw = field(default_factory=Raw)
-    """A text, tokens, or a list of texts or token lists."""
+    """A string, tokens, or a list of strings or token lists."""
     messages: Raw = field(default_factory=Raw)
     """One chat or several. A system message is the instruction."""
 
@@ -75,7 +75,7 @@ class CohereInput(UnsupportedFields, kw_only=True):
     """Texts and images that share one embedding."""
 
     content: list[CohereText | CohereImage]
-    """Texts and images."""
+    """Parts with text and images."""
 
 
 class CohereInputs(Struct, kw_only=True):
@@ -85,7 +85,7 @@ class CohereInputs(Struct, kw_only=True):
     images: Raw = field(default_factory=Raw)
     """The images to embed, as data: URLs."""
     inputs: Raw = field(default_factory=Raw)
-    """Texts and images that share one embedding."""
+    """Inputs of text and images that share one embedding."""
 
 
 class CohereForm(Struct, kw_only=True):
@@ -112,18 +112,18 @@ class EmbedRequest:
 
 
 class ScoredContent(UnsupportedFields, kw_only=True):
-    """A query or a document: a text, or parts."""
+    """A query or a document: a string, or parts."""
 
     text: str | None = None
     content: str | list[str | ContentPart] | None = None
-    """A text, or texts and images."""
+    """A string, or parts with text and images."""
 
 
 class RankInput(Struct, kw_only=True):
-    """The query and the documents to rank, each a text, or an object with text or content."""
+    """The query and the documents to rank, each a string, or an object with text or content."""
 
     query: Raw
-    """What documents should match: a text, or an object with text or content."""
+    """What documents should match: a string, or an object with text or content."""
     documents: Raw
 
 

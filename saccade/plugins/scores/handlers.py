@@ -1,5 +1,5 @@
-"""POST /v1/embeddings, /v2/embed, /rerank and /score: requests that read a prompt, but generate
-nothing.
+"""POST /v1/embeddings, /v2/embed, /rerank and /score: requests that compute a prompt without
+generating tokens.
 
 `read.py` reads bodies, and `write.py` writes responses.
 """
@@ -53,7 +53,7 @@ def score_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """The request handlers."""
+    """The handlers of /v1/embeddings, /v2/embed, /rerank and /score."""
 
     handler: RequestHandler
     reader: PromptReader
@@ -101,7 +101,9 @@ class _Scores:
     async def _read(
         self, asked: EmbedAsked | RankAsked, receive: Receive, held: BufferedBody
     ) -> tuple[str, list[WasRead]]:
-        """Read the prompts with the model or adapter that is asked for. Also return its name."""
+        """Compute the prompts of a request. Returns the name of the requested model or adapter, and
+        the results.
+        """
         model, adapter = self.handler.model_of(asked.model)
         reads = [each.with_adapter(adapter) for each in asked.reads]
         late = self._scoring.late
@@ -116,8 +118,8 @@ class _Scores:
         return await self.handler.front.intake.in_thread(work)
 
     def _check_dimensions(self, wanted: int | None, field: str) -> None:
-        """Raise InvalidRequest if more dimensions are requested than the model has, or if its
-        vectors cannot be truncated.
+        """Raise InvalidRequest if more dimensions are requested than the model has, or if the model
+        does not support fewer.
         """
         late, most = self._scoring.late, self.handler.front.intake.spec.hidden_size
         if late is not None and wanted not in (None, late.width):

@@ -1,6 +1,6 @@
 """Converts the bodies of embeddings, reranking and scores to prompts.
 
-Limits on their number are checked before any is read. `fields.py` has the fields, and
+The number of prompts is checked before any is read. `fields.py` has the fields, and
 `front/score_prompts.py` builds the prompts.
 """
 
@@ -46,8 +46,10 @@ _CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
 
 @dataclass(frozen=True, slots=True)
 class EmbedAsked:
-    """The prompts to embed. formats: the response's formats. texts: the inputs, for the
-    response.
+    """The prompts to embed.
+
+    formats: the formats of embeddings in the response.
+    texts: the inputs to include in the response.
     """
 
     reads: tuple[ReadRequest, ...]
@@ -59,8 +61,10 @@ class EmbedAsked:
 
 @dataclass(frozen=True, slots=True)
 class RankAsked:
-    """The pairs of query and document, or both apart. documents: included in the response, if
-    requested.
+    """The prompts of a ranking: pairs of a query and a document, or queries and documents
+    separately.
+
+    documents: the documents to include in the response, if requested.
     """
 
     reads: tuple[ReadRequest, ...]
@@ -71,12 +75,12 @@ class RankAsked:
 
 
 def _body_limit(context_length: int) -> int:
-    """Return the maximum number of values in a body: a prompt's maximum tokens."""
+    """Return the maximum number of values in a body: the maximum tokens of a prompt."""
     return max(context_length, MAX_TOKENS)
 
 
 def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """Read a request to POST /v1/embeddings. Raises InvalidRequest with the field."""
+    """Parse the body of POST /v1/embeddings. Raises InvalidRequest with the field."""
     request = EMBEDDINGS.read(body, _body_limit(context_length))
     scoring.check_embeds()
     given, scope, form = request.asked, request.scope, request.form
@@ -92,7 +96,7 @@ def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> E
 
 
 def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """Read a request to POST /v2/embed. Raises InvalidRequest with the field."""
+    """Parse the body of POST /v2/embed. Raises InvalidRequest with the field."""
     request = EMBED.read(body, _body_limit(context_length))
     scoring.check_embeds()
     scoring.check_single("/v1/embeddings")
@@ -123,7 +127,7 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
 
 
 def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read a request to POST /rerank. Raises InvalidRequest with the field."""
+    """Parse the body of POST /rerank. Raises InvalidRequest with the field."""
     request = RERANK.read(body, _body_limit(context_length))
     scoring.check_ranks()
     given, limits = request.asked, request.images.part_defaults(scoring.limits)
@@ -139,7 +143,7 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
 
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read a request to POST /score. Raises InvalidRequest with the field."""
+    """Parse the body of POST /score. Raises InvalidRequest with the field."""
     request = SCORE.read(body, _body_limit(context_length))
     scoring.check_ranks()
     limits = request.images.part_defaults(scoring.limits)
@@ -171,7 +175,7 @@ def _is_given(raw: Raw) -> bool:
 
 
 def _items(raw: Raw, name: str) -> list[Raw]:
-    """Return the entries of a list as JSON. Raises InvalidRequest if it is empty, or too long."""
+    """Return the entries of a list, as JSON. Raises InvalidRequest if it is empty or too long."""
     items = _LIST.json(raw, name)
     if not items:
         raise InvalidRequest(f"{name}: the list is empty", name)
@@ -201,7 +205,7 @@ class _Embedder:
         self._limits = images.part_defaults(scoring.limits)
 
     def inputs(self, raw: Raw) -> Sequence[ReadRequest]:
-        """Read OpenAI's `input` in any of its forms."""
+        """Convert OpenAI's `input`, in any of its forms, to prompts."""
         if _begins(raw) != "[":
             return [self.text(_TEXT.json(raw, "input"), "input")]
         if _begins(raw, 1) in "0123456789-":
@@ -213,7 +217,7 @@ class _Embedder:
         return [read(each, f"input[{i}]") for i, each in enumerate(items)]
 
     def chats(self, raw: Raw) -> Sequence[ReadRequest]:
-        """Read vLLM's `messages`: a chat, or several."""
+        """Convert vLLM's `messages`, which are one chat or several, to prompts."""
         items = _items(raw, "messages")
         if _begins(items[0]) != "[":
             return [self._chat(items, "messages")]
@@ -232,7 +236,7 @@ class _Embedder:
         return self.text(_TEXT.json(raw, place), place)
 
     def tokens(self, raw: Raw, place: str) -> ReadRequest:
-        """Read a prompt that is a list of tokens, and has no template."""
+        """Convert a list of tokens to a prompt without a template."""
         tokens = _TOKENS.json(raw, place)
         if not tokens:
             raise InvalidRequest(f"{place}: the list is empty", place)
@@ -243,7 +247,7 @@ class _Embedder:
         return self._whole(read_parts(parts, place, self._limits), self._scope.instruction, place)
 
     def cohere(self, raw: Raw, place: str) -> ReadRequest:
-        """Read an entry of Cohere's `inputs`."""
+        """Convert an entry of Cohere's `inputs` to a prompt."""
         content = _INPUT.json(raw, place).content
         parts = [
             ImagePart(image_url=part.image_url)
@@ -285,7 +289,7 @@ def _parts(message: Message) -> tuple[Part, ...]:
 
 
 def _begins(raw: Raw, at: int = 0) -> str:
-    """Return a JSON value's `at`-th character, not counting spaces."""
+    """Return the character at index `at` of a JSON value, not counting white space."""
     seen = bytes(memoryview(raw)[:256]).decode("utf-8", "replace")
     return "".join(seen.split())[at : at + 1] or " "
 

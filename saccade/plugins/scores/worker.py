@@ -1,5 +1,6 @@
-"""Scores of a prompt's tokens: log-probabilities, ranks, and the most likely alternatives. This
-module also computes readings of a prompt, instead of an answer: states, or logits of labels.
+"""Scores the tokens of prompts: log-probabilities, ranks, and the most likely alternatives. This
+module also computes readings of a prompt, which are requested instead of an answer: states, or
+logits of labels.
 
 The output head is applied to blocks of rows, so that [prompt, vocab] logits need not fit into
 memory. All ranks compute the same blocks, and rank 0 returns the results.
@@ -26,8 +27,9 @@ from saccade.runtime.row_parts import ExtraRow, RowOutcome
 class Scored:
     """The scores of runs of prompt tokens.
 
-    runs: the row in the plan, and the first token, of each run. tensors: for each run of C tokens,
-    ids [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks [C] int32.
+    runs: for each run, its row in the plan, and the index of its first token.
+    tensors: for each run of C tokens, ids [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks
+    [C] int32.
     """
 
     runs: Sequence[tuple[int, int]]
@@ -42,7 +44,10 @@ class Scored:
 
 
 class Scorer:
-    """Scores prompt tokens with one network. `keeps`: whether this rank returns the results."""
+    """Scores prompt tokens with one network.
+
+    keeps: whether this rank returns the results.
+    """
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
@@ -73,7 +78,7 @@ class RowsRead:
     """The concatenated readings of runs of tokens.
 
     tensors: `FamilyNet.readout` [N, width] of runs without labels, and logits [M, K] float32 of
-    runs with labels. K is the maximum number of labels, and shorter lists are padded.
+    runs with labels. K is the maximum number of labels, and shorter lists of labels are padded.
     """
 
     asking: Sequence[ExtraRow[ReadRun]]
@@ -94,7 +99,10 @@ class RowsRead:
 
 
 class StateReader:
-    """Reads prompts with one network. `keeps`: whether this rank returns the results."""
+    """Computes readings of prompts with one network.
+
+    keeps: whether this rank returns the results.
+    """
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
@@ -130,7 +138,7 @@ class StateReader:
 
 
 def block_rows(net: FamilyNet) -> int:
-    """Return the number of rows to which the head is applied at a time."""
+    """Return the number of rows to which the output head is applied at a time."""
     return max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
 
 
@@ -153,10 +161,12 @@ def _adapter_rows(asking: Iterable[ExtraRow[ReadRun]]) -> list[tuple[int, slice]
 def score(
     logits: torch.Tensor, tokens: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Score tokens [B] by logits [B, V] float32.
+    """Score tokens [B] with their logits [B, V] float32.
 
-    Returns ids [B, 1 + K] int32 and logprobs [B, 1 + K] float32, of the token itself and then the K
-    most likely ones, and ranks [B] int32. The most likely token has rank 1.
+    top: K, the number of alternatives.
+
+    Returns ids [B, 1 + K] int32 and logprobs [B, 1 + K] float32, first of the token itself and then
+    of the K most likely tokens, and ranks [B] int32. The most likely token has rank 1.
     """
     best, ids = torch.topk(logits, min(top, logits.shape[1]), dim=-1)
     chosen = logits.gather(1, tokens.unsqueeze(1))

@@ -1,7 +1,7 @@
-"""The responses for embeddings, reranking and scores.
+"""Writes the responses for embeddings, reranking and scores.
 
-The final values are computed as well: embeddings of length 1, truncated if requested, and scores
-from 0 to 1.
+This module also computes the final values: embeddings of length 1, truncated if requested, and
+scores from 0 to 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from saccade.front.read_requests import Vectors, WasRead
 from saccade.plugins.scores.fields import EncodingFormat
 
 _PIECE = 64
-"""Embeddings written at a time, which takes some milliseconds."""
+"""Number of embeddings that are written at a time, which takes some milliseconds."""
 
 
 class ScoreTokens(Struct):
@@ -61,7 +61,7 @@ class EmbeddingEntry(Struct):
     index: int
     embedding: list[float | list[float]] | str
     """The values, or float32 in base64. If the model has a vector per token, a list of vectors, or
-    all of them in one base64 text.
+    all of them in one base64 string.
     """
     shape: tuple[int, int] | UnsetType = UNSET
     """The number of vectors, and of values in each, if the model has a vector per token."""
@@ -127,7 +127,7 @@ class ScoreList(Struct):
 def embedding_list(
     read: Sequence[WasRead], vectors: Vectors, written: EncodingFormat, model: str
 ) -> StreamedBody:
-    """Write OpenAI's response in chunks because it is long."""
+    """Return OpenAI's response, which is written in chunks because it is long."""
 
     def pieces() -> Iterator[bytes]:
         before = b""
@@ -142,7 +142,9 @@ def embedding_list(
 
 
 def token_vector_list(read: Sequence[WasRead], written: EncodingFormat, model: str) -> StreamedBody:
-    """Write OpenAI's response in chunks, with a matrix for each input."""
+    """Return OpenAI's response with a matrix for each input. It is written in chunks because it is
+    long.
+    """
 
     def pieces() -> Iterator[bytes]:
         before = b""
@@ -162,7 +164,7 @@ def cohere_list(
     formats: Sequence[EncodingFormat],
     texts: Sequence[str],
 ) -> StreamedBody:
-    """Write Cohere's response in chunks because it is long."""
+    """Return Cohere's response, which is written in chunks because it is long."""
 
     def pieces(written: EncodingFormat) -> Iterator[bytes]:
         before = b""
@@ -180,7 +182,7 @@ def cohere_list(
 
 
 def _written(vectors: Vectors, written: EncodingFormat) -> list[Any]:
-    """Write each embedding of [N, D], or each matrix of [N, T, D]."""
+    """Return each embedding in [N, D], or each matrix in [N, T, D], in the requested format."""
     if written == "float":
         return list(vectors.tolist())
     return [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors]
@@ -193,7 +195,7 @@ def rank_list(
     top: int | None,
     documents: Sequence[Any],
 ) -> RankList:
-    """Write the response of Jina and Cohere. Documents with equal scores stay in order."""
+    """Return the response of Jina and Cohere. Documents with equal scores stay in order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
     results = [
         RankEntry(index, scores[index], _document(documents[index]) if documents else UNSET)
@@ -208,7 +210,7 @@ def _document(sent: Any) -> Any:
 
 
 def score_list(read: Sequence[WasRead], scores: Sequence[float], model: str) -> ScoreList:
-    """Write vLLM's response."""
+    """Return vLLM's response."""
     data = [ScoreEntry(index, score) for index, score in enumerate(scores)]
     name = f"score-{secrets.token_hex(12)}"
     return ScoreList(name, int(time.time()), model, data, ScoreUsage.of(read))

@@ -1,4 +1,4 @@
-"""`saccade size`: the memory that a model's server takes, computed without loading its weights."""
+"""`saccade size`: computes the memory that a model's server takes, without loading its weights."""
 
 from saccade.plugin import Command, Plugin
 

@@ -1,4 +1,4 @@
-"""The command `saccade size`."""
+"""Defines the command `saccade size`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Builds a network from the headers of a checkpoint's files, with tensors that have a shape and
 dtype, but no memory.
 
-Counts the tensors that the network keeps, in the layout of the device's kernels.
+The bytes of these tensors are counted in the layout of the device's kernels.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NumberFormats:
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """The bytes of a loaded network."""
+    """The bytes of a network after it is loaded, for the language model and the vision encoder."""
 
     language: int
     tower: int
@@ -66,7 +66,7 @@ class WeightBytes:
 
 
 class LayoutOps(Ops):
-    """The layout of matrices on a device. On CPUs, packing copies each matrix."""
+    """Lays out matrices as on a CPU, where packing copies each matrix."""
 
     def quantise_int8(self, weight: torch.Tensor) -> Int8Matrix:
         outputs, inputs = weight.shape
@@ -87,7 +87,7 @@ class LayoutOps(Ops):
 
 
 class GpuLayoutOps(LayoutOps):
-    """The layout on a GPU, which need not be present: matrices stay as they are."""
+    """Lays out matrices as on a GPU, where they stay as they are. No GPU is needed."""
 
     stacks = True
 
@@ -100,10 +100,10 @@ class GpuLayoutOps(LayoutOps):
 
 
 class DescribedWeights(CheckpointWeights):
-    """A checkpoint's tensors, of which only the headers are read."""
+    """The tensors of a checkpoint, of which only the headers are read."""
 
     def lay_out(self, ops: Ops) -> None:
-        """From now on, build layers with `ops`, from tensors without memory."""
+        """From now on, build layers with `ops` from tensors without memory."""
         self.device, self.ops = META, ops
 
     def load_matrix(self, *parts: Part) -> Matrix:
@@ -135,7 +135,7 @@ class DescribedWeights(CheckpointWeights):
         return Fp8Experts(values, torch.empty(experts, outputs, 1, device=META), inputs)
 
     def equals(self, part: Part, _values: torch.Tensor) -> bool:
-        """Assume that tensors of equal shape are equal: only their values could differ."""
+        """Return True, assuming that tensors of equal shape have equal values."""
         return self.fits(part)
 
     def _restore(self, parts: Sequence[Part], stored: Sequence[StoredTensor]) -> torch.Tensor:
@@ -163,10 +163,10 @@ def few_bits(kind: Kind, outputs: int, inputs: int) -> Int8Matrix | Fp8Matrix | 
 def count_weights(
     spec: FamilySpec, folder: Path, device: torch.device, formats: NumberFormats
 ) -> WeightBytes:
-    """Count the bytes of the network in `folder` after it is loaded on the device.
+    """Return the bytes that the network in `folder` takes once it is loaded on the device.
 
     Raises ConfigError for a quantization that the device does not support, and CheckpointError with
-    file and tensor for a checkpoint that would not load.
+    the file and the tensor for a checkpoint that would not load.
     """
     model, dtype = family_model(spec), DTYPES[formats.dtype]
     layout = LayoutOps() if device.type == "cpu" else GpuLayoutOps()
@@ -186,7 +186,9 @@ def count_weights(
 
 
 def storage_bytes(thing: object) -> int:
-    """Count the bytes of all tensors that `thing` refers to. Shared memory is counted once."""
+    """Return the total size, in bytes, of all tensors that are reachable from `thing`. Memory that
+    they share is counted once.
+    """
     seen, left, found = set[int](), [thing], dict[int, int]()
     while left:
         each = left.pop()

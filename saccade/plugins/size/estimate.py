@@ -1,6 +1,7 @@
 """Estimates the memory of a server: for a single request, and with full caches.
 
-Uses the decisions of start-up (`engine/sizing.py`), given the bytes of the network and the machine.
+Makes the same decisions as start-up (`engine/sizing.py`), from the bytes of the network and of the
+machine.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from saccade.front.assemble import arena_bytes
 from saccade.plugins.size.described_weights import WeightBytes
 
 PROGRAM_BYTES = 360 * MIB
-"""The memory of a server's processes without a model, on a CPU: 335 to 385 MiB (PSS) with two
-cores. Each additional image worker takes 12.
+"""Memory in bytes of a server's processes without a model, on a CPU. They take 335 to 385 MiB (PSS)
+with two cores, and 12 MiB for each additional image worker.
 """
 CONTEXT_BYTES = 512 * MIB
-"""The memory of CUDA and its libraries on a GPU."""
+"""Memory in bytes of CUDA and its libraries on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The memory for one purpose in bytes: for a single request (`needed`), and with full caches
+    """The memory in bytes for one purpose: for a single request (`needed`), and with full caches
     (`full`).
     """
 
@@ -88,10 +89,12 @@ def estimate(
     hardware: Hardware,
     tokens: int,
 ) -> Estimate:
-    """Estimate the memory of a server on `hardware`, whose free bytes are counted before loading.
+    """Estimate the memory of a server.
 
-    tokens: the length of one request, which has a large image if the model supports any. Raises
-    ConfigError for options that contradict each other.
+    hardware: the machine. Its free bytes are counted before loading.
+    tokens: the length of one request, which contains a large image if the model supports images.
+
+    Raises ConfigError for options that contradict each other.
     """
     programs = without_model(hardware)
     free = hardware.free_bytes - programs - weights.language - weights.tower
@@ -125,8 +128,9 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """The size of a `LARGE_IMAGE`, or of the model's largest image if that is smaller. pixels: the
-    size after resizing.
+    """The size of a `LARGE_IMAGE`, or of the model's largest image if that is smaller.
+
+    pixels: the number of pixels after resizing.
     """
 
     tokens: int
@@ -150,7 +154,9 @@ def _caches(
     tokens: int,
     image: ImageSize | None,
 ) -> list[Line]:
-    """Return the cache memory that one request needs, and the maximum sizes of the caches."""
+    """Return the memory that one request takes in each cache, and the maximum size of each
+    cache.
+    """
     size, kept = dials.engine.page_size, dials.settings.quantization.kv_cache_dtype
     page = kv_page_bytes(spec, size, dtype, kept=kept)
     lines = [Line("KV cache", -(-tokens // size) * page, config.kv_pages * page if config else 0)]

@@ -1,5 +1,5 @@
-"""A model of the Hugging Face Hub as a directory without weights: the JSON files, and sparse
-safetensors files, whose headers alone take space on disk.
+"""Represents a model of the Hugging Face Hub as a directory without weights: the JSON files, and
+sparse safetensors files, of which only the headers take space on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ WEIGHTS = "*.safetensors"
 
 @contextmanager
 def described_folder(model: str, revision: str | None, mmproj: str | None) -> Iterator[Path]:
-    """Yield the directory of `model`, as for `saccade serve`. Downloads no weights from the Hub.
+    """Yield the directory of `model`, as `saccade serve` resolves it. Weights are not downloaded
+    from the Hub.
 
     Raises CheckpointError with advice.
     """
@@ -65,7 +66,9 @@ def _describe(repo: str, revision: str | None, folder: Path) -> None:
 
 
 def write_header(path: Path, file: SafetensorsFileMetadata) -> None:
-    """Write a sparse safetensors file with the tensors of `file`, but without their values."""
+    """Write a sparse safetensors file with the header of `file`, but without the values of
+    tensors.
+    """
     header = {
         name: {
             "dtype": tensor.dtype,

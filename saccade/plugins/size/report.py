@@ -32,8 +32,8 @@ HOPPER = 90
 class SizeInput:
     """The options of the command line.
 
-    bits: quantization of the language model, the vision encoder, and the KV cache. limits:
-    --context-length, --max-running-requests, --max-total-tokens.
+    bits: the quantization of the language model, the vision encoder, and the KV cache.
+    limits: --context-length, --max-running-requests, --max-total-tokens.
     """
 
     model: str
@@ -65,7 +65,7 @@ class SizeInput:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The requested model, and its memory."""
+    """The requested model, and the memory that it takes."""
 
     model: str
     family: str
@@ -87,7 +87,7 @@ def answer(asked: SizeInput, *, as_json: bool) -> int:
 
 
 def measure(asked: SizeInput) -> ModelSize:
-    """Compute the sizes. Raises CheckpointError or ConfigError, like the server would."""
+    """Compute the sizes. Raises CheckpointError or ConfigError, as the server would."""
     dials, hardware = asked.dials, find_hardware(asked.device, asked.memory)
     with described_folder(asked.model, asked.revision, asked.mmproj) as folder:
         spec = load_spec(folder)
@@ -103,7 +103,7 @@ def measure(asked: SizeInput) -> ModelSize:
 
 
 def find_hardware(device: Literal["auto", "cpu", "cuda"], memory: str | None) -> Hardware:
-    """Return this machine, or a machine with `memory`. Raises ConfigError."""
+    """Return this machine's hardware, or that of a machine with `memory`. Raises ConfigError."""
     here = torch.cuda.is_available()
     kind: Literal["cpu", "cuda"] = device if device != "auto" else "cuda" if here else "cpu"
     if kind == "cuda" and not here and memory is None:

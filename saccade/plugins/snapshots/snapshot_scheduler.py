@@ -1,9 +1,10 @@
-"""Decides when a sequence's state is saved, for models with states, and how long it is kept.
+"""Decides when a sequence's state is saved, for models with states, and how long the snapshot is
+stored.
 
-This module assigns slots, which belong to the prefix cache, to runs. Chunks end where a snapshot is
+This module assigns slots of the prefix cache to runs of sequences. Chunks end where a snapshot is
 taken: at the last page boundary in each image, before each breakpoint, before the point where the
 next prompt is expected to branch off, and before the prompt's end. Long prompts have more of these
-points, at equal distances. Of an answer, only the latest snapshot is kept until it ends.
+points, at equal distances. While an answer is generated, only its latest snapshot is stored.
 
 A plan loads states before its rows and saves them after its rows, and plans are executed in order.
 So a slot can be assigned to another snapshot while a plan in flight reads or writes it.
@@ -40,7 +41,7 @@ class Save:
 
 @dataclass(slots=True)
 class RunStates:
-    """The snapshots of one run of a sequence."""
+    """The slots of the snapshots of one run of a sequence."""
 
     points: tuple[int, ...]  # the snapshot points in the prompt, in tokens
     planned: list[Save] = field(default_factory=list)  # those of plans in flight, in order
@@ -50,20 +51,20 @@ class RunStates:
 
     @property
     def lines(self) -> list[int]:
-        """The slots that the prefix cache does not hold yet."""
+        """The slots of snapshots that have not been attached to pages of the prefix cache."""
         newest = [self.newest] if self.newest else []
         return [save.line for save in (*self.planned, *newest, *self.hidden)]
 
 
 def build_snapshots(config: EngineConfig, _: FamilySpec) -> Snapshots[Node]:
-    """Create the table of the slots for snapshots. Their numbers follow those of running
-    sequences.
+    """Create the table of slots for snapshots. Their number depends on the maximum number of
+    running sequences.
     """
     return Snapshots(config.max_running, config.snapshots.count)
 
 
 class SnapshotScheduler(StepPart):
-    """The snapshots of all sequences."""
+    """Takes and restores the snapshots of all sequences."""
 
     def __init__(self, context: PartContext) -> None:
         prefix, page_size = context.prefix, context.pool.page_size
@@ -77,7 +78,8 @@ class SnapshotScheduler(StepPart):
         self._runs: dict[Run, RunStates] = {}
 
     def points(self, request: Request) -> tuple[int, ...]:
-        """Return where a prompt's chunks end for snapshots, in order, at page boundaries.
+        """Return the token indices at which a prompt's chunks end for snapshots, ascending, at page
+        boundaries.
 
         The number of points is limited, so that no prompt can take most of the slots.
         """
@@ -95,13 +97,15 @@ class SnapshotScheduler(StepPart):
         return tuple(sorted(place for place in kept if size <= place <= last))
 
     def first_shared(self, sequence: Sequence) -> int | None:
-        """Return the first snapshot point of a waiting sequence after its cached prefix."""
+        """Return the first snapshot point of a waiting sequence after its cached prefix, or
+        None.
+        """
         points = self.points(sequence.request)
         index = bisect_right(points, sequence.position)
         return points[index] if index < len(points) else None
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Restore the state after the last cached page."""
+        """Start the run with the snapshot of the last cached page."""
         self._runs[run] = RunStates(self.points(sequence.request))
         if run.pages:
             assert run.node is not None
@@ -110,7 +114,7 @@ class SnapshotScheduler(StepPart):
             builder.restore.append(StateCopy(line, run.slot))
 
     def cut(self, run: Run, end: int) -> int:
-        """Return the next point up to `end` where the state should be saved, or else `end`."""
+        """Return the next point before `end` where the state should be saved, or else `end`."""
         states = self._runs[run]
         index = bisect_right(states.points, run.planned)
         if index < len(states.points):
@@ -119,14 +123,15 @@ class SnapshotScheduler(StepPart):
         return whole if whole > run.planned else end
 
     def limit_drafts(self, run: Run, most: int) -> int:
-        """Limit `most` draft tokens to those before the next snapshot.
+        """Return how many of `most` draft tokens can be tried before the next snapshot.
 
-        The state after a particular token has to be saved.
+        They may not include the token after which the state has to be saved.
         """
         return min(most, self._answer - 1 - (run.planned + 1) % self._answer)
 
     def limit_steps(self, sequence: Sequence, run: Run, rows: int, most: int) -> int:  # noqa: ARG002
-        """Limit the steps of a plan, so that it ends before the step after the next snapshot.
+        """Return how many steps a plan may have, so that it ends before the step after the next
+        snapshot.
 
         The first step of a plan may take a snapshot.
         """

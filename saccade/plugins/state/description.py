@@ -1,4 +1,4 @@
-"""The server's state in `/openapi.json`."""
+"""Describes the server's state in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ class ServerState(Struct):
 
     @classmethod
     def of(cls, front: RequestManager, model: str, started: int, client: Client) -> ServerState:
-        """Return the server's current state. `started`: seconds since the epoch."""
+        """Return the server's current state.
+
+        started: the time at which the server was started, in seconds since the epoch.
+        """
         status, reason = front.health
         ready = front.check_ready() if front.state == "ready" else None
         return cls(

@@ -35,7 +35,7 @@ def build_recorder(options: ServeOptions, metrics: Metrics) -> Telemetry:
 
 
 class Telemetry:
-    """Sends timelines to the collector at `url`.
+    """Sends timelines of requests to the collector at `url`.
 
     Call `record` from the event loop, and `close` once from any thread.
     """
@@ -64,7 +64,7 @@ class Telemetry:
             self._metrics.inc("saccade_traces_dropped_total", dropped)
 
     def close(self) -> None:
-        """Send the queued timelines, within `CLOSE_SECONDS`."""
+        """Send the queued timelines, and wait for at most `CLOSE_SECONDS`."""
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
 
@@ -95,7 +95,9 @@ class Telemetry:
         spans.close()
 
     def _batch(self) -> list[RequestTimeline]:
-        """Wait for timelines. Returns an empty list if the server is stopping and none are left."""
+        """Wait for timelines, and remove and return them. Returns an empty list if the server is
+        stopping and none are left.
+        """
         batch: list[RequestTimeline] = []
         due = 0.0
         while len(batch) < MAX_IN_BATCH:

@@ -30,7 +30,7 @@ CLIENT_LEFT = "client_disconnected"
 
 
 class Spans:
-    """Sends timelines to the collector at `url`."""
+    """Converts timelines to spans, and sends them to the collector at `url`."""
 
     def __init__(self, url: str) -> None:
         # These loggers would report a missing collector for each batch. `Telemetry` reports it

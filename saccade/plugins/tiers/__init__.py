@@ -1,4 +1,4 @@
-"""Slower cache tiers for KV pages and image embeddings: host memory, disk, and a disk store that
+"""Slower cache tiers for KV pages and image embeddings: host memory, disk, and a store on disk that
 several servers share.
 """
 
@@ -40,7 +40,10 @@ def keeps_pages(config: EngineConfig) -> bool:
 
 
 def keeps_embeddings(budgets: EmbeddingBudgets, like: torch.Tensor) -> bool:
-    """Whether evicted embeddings move to another tier. For a CPU model, host memory is not one."""
+    """Return True if evicted embeddings move to another tier.
+
+    like: a tensor on the model's device. For a model on a CPU, host memory is not a separate tier.
+    """
     return budgets.folder is not None or (like.is_cuda and budgets.host_bytes > 0)
 
 

@@ -1,6 +1,6 @@
-"""A store's I/O, in a separate thread of the worker, so that steps are not blocked.
+"""Runs a store's I/O in a separate thread of the worker, so that steps are not blocked.
 
-A write that fails is skipped, an item that cannot be read counts as missing, and `collect` reports
+A write that fails is skipped, and an item that cannot be read counts as missing. `collect` reports
 both.
 """
 
@@ -38,7 +38,9 @@ class _Job(Generic[K]):
 
 
 class Background(Generic[K]):
-    """Reads and writes items of `store` in the background. Call its methods from one thread."""
+    """Reads and writes the items of `store` in a background thread. Call its methods from one
+    thread.
+    """
 
     def __init__(self, store: Store[K]) -> None:
         self.store = store
@@ -56,9 +58,10 @@ class Background(Generic[K]):
         self._thread.start()
 
     def write(self, key: K, rows: torch.Tensor, ready: Ready = None) -> bool:
-        """Queue a write of `rows`, in host memory. They must not change once they are `ready`.
+        """Queue a write of `rows`, which are in host memory. They must not change once they are
+        `ready`.
 
-        Returns False if too many bytes are queued. The caller must then release the rows.
+        Returns False if too many bytes are queued. Then the caller must release the rows.
         """
         with self._changed:
             if self._pending_bytes + rows.nbytes > PENDING_BYTES:
@@ -75,7 +78,10 @@ class Background(Generic[K]):
             self._changed.notify_all()
 
     def begin_read(self, key: K, size: int) -> None:
-        """Queue a read of an item of `size`. `collect` reports when it has finished."""
+        """Queue a read of an item. `collect` reports when it has finished.
+
+        size: the item's size in the unit of `Items.check`.
+        """
         with self._changed:
             self._put(_Job("read", key, size))
 
@@ -84,20 +90,23 @@ class Background(Generic[K]):
             self._put(_Job("remove", key))
 
     def has_read(self, key: K) -> bool:
-        """Whether the rows of `key` have been read and not yet taken."""
+        """Return True if the rows of `key` have been read and not yet taken."""
         with self._changed:
             return key in self._read
 
     def take_rows(self, key: K) -> torch.Tensor:
-        """Return the rows that were read, in host memory. The caller must release lent memory."""
+        """Remove and return the rows that were read, in host memory. The caller must release lent
+        memory.
+        """
         with self._changed:
             return self._read.pop(key)
 
     def collect(self, wait: bool) -> tuple[tuple[K, Happened], ...]:
-        """Return the events since the last call. With `wait`, block until there is one; use it
-        only while a read is in progress.
+        """Return the events since the last call.
 
-        Raises RuntimeError if the thread has failed: its reads will never finish.
+        wait: block until there is an event. Use this only while a read is in progress.
+
+        Raises RuntimeError if the thread has failed, because its reads will never finish.
         """
         with self._changed:
             if wait:
@@ -150,7 +159,8 @@ class Background(Generic[K]):
                 self._changed.notify_all()
 
     def _next(self) -> _Job[K] | None:
-        """Wait for the next job and return it, or return `None` if the queue is closed and empty.
+        """Block until there is a job, and remove and return it. Returns `None` if the queue is
+        closed and empty.
 
         Reads run before all other jobs, except for a pending write or removal of the same item.
         """

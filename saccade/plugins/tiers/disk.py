@@ -1,4 +1,4 @@
-"""The disk tier: a directory of one server, with a safetensors file for each item.
+"""The disk tier: a directory that belongs to one server, with a safetensors file for each item.
 
 A file is written under a temporary name and renamed when complete. A file that does not match its
 name (`items.py`) is removed when it is listed or read. Files that could not be read stay, because
@@ -44,7 +44,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Folder(Generic[K]):
-    """Items of one type, in the directory `root`/`items.folder`."""
+    """Stores items of one type in the directory `root`/`items.folder`."""
 
     shared = ""
 
@@ -68,7 +68,11 @@ class Folder(Generic[K]):
         self.found = self._begin(user)
 
     def _begin(self, user: int) -> tuple[tuple[K, int], ...]:
-        """Return the items that an earlier run left. user: this server's user ID."""
+        """Check the owner of the directory, lock it if required, and return the items that an
+        earlier run left.
+
+        user: this server's user ID.
+        """
         remedy = (
             ", who could plant files that this server reads: remove it, or choose another directory"
         )
@@ -96,7 +100,9 @@ class Folder(Generic[K]):
         return tuple((key, size) for _, key, size in sorted(whole, key=lambda each: each[0]))
 
     def _own(self, user: int, remedy: str = "") -> None:
-        """Use only files of this user. Raises OSError if another user owns the directory."""
+        """Restrict this tier to files of `user`. Raises OSError if another user owns the
+        directory.
+        """
         with opened_folder(self.folder) as folder:
             if os.fstat(folder).st_uid != user:
                 why = f"{self.folder.name} in it belongs to another user{remedy}"
@@ -112,14 +118,14 @@ class Folder(Generic[K]):
         return self._items.file(key)
 
     def path(self, key: K) -> Path:
-        """The path of an item's file."""
+        """Return the path of an item's file."""
         return self.folder / self._items.file(key)
 
     def has(self, key: K) -> bool:
         return self.path(key).exists()
 
     def put(self, key: K, rows: torch.Tensor, ready: Ready) -> None:
-        """Write an item, and release its memory. Raises OSError."""
+        """Write an item once it is `ready`, and release its memory. Raises OSError."""
         try:
             if ready is not None:
                 ready.synchronize()
@@ -140,7 +146,9 @@ class Folder(Generic[K]):
 
     @contextmanager
     def _draft(self, path: Path, _nbytes: int) -> Iterator[BinaryIO]:
-        """Open a temporary file, which is renamed to `path` on success. Raises OSError."""
+        """Open a temporary file for writing, which is renamed to `path` if the context succeeds.
+        Raises OSError.
+        """
         draft = path.with_suffix(f".{os.getpid()}.tmp").name
         with opened_folder(self.folder) as folder:
             try:
@@ -154,7 +162,7 @@ class Folder(Generic[K]):
                 raise
 
     def get(self, key: K, size: int) -> tuple[torch.Tensor, Ready]:
-        """Read an item. A damaged file is removed. Raises Damaged and OSError."""
+        """Read an item. Raises Damaged, after removing the file, and OSError."""
         path = self.path(key)
         try:
             with open_whole(path) as file:
@@ -189,7 +197,9 @@ class Folder(Generic[K]):
         return rows
 
     def _trusted(self, file: BufferedReader) -> None:
-        """Hook for subclasses, called when the header of a file that is read is valid."""
+        """Do nothing. Subclasses override this hook, which is called when the header of a file is
+        valid.
+        """
 
     def drop(self, key: K) -> None:
         self.path(key).unlink(missing_ok=True)
@@ -199,10 +209,10 @@ STORE = Folder
 
 
 def locked(path: Path) -> int:
-    """Lock a file, and return its descriptor; closing it releases the lock.
+    """Lock a file, and return its descriptor. Closing the descriptor releases the lock.
 
-    It waits up to `LOCK_SECONDS`, because a killed server may need a moment to exit. Raises OSError
-    if another server still holds the lock.
+    Blocks for up to `LOCK_SECONDS`, because a killed server may need a moment to exit. Raises
+    OSError if another server still holds the lock.
     """
     handle, until = made_beside(str(path), os.O_RDWR), time.monotonic() + LOCK_SECONDS
     while True:

@@ -1,4 +1,4 @@
-"""Opens the embedding tiers of one rank that the options enable."""
+"""Opens those embedding tiers of one rank that the options enable."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from saccade.runtime.vision.streams import Copies
 
 
 class StoredEmbeddings:
-    """The disk tier, which only rank 0 opens. Implements `runtime.tiers.EmbeddingStore`."""
+    """The disk tier of embeddings, which only rank 0 opens. Implements
+    `runtime.tiers.EmbeddingStore`.
+    """
 
     def __init__(self, store: Store[ImageKey], buffers: Buffers | Unbuffered) -> None:
-        """Start the I/O thread. buffers: the buffers of `store`, between the device and the
-        disk.
+        """Start the I/O thread.
+
+        buffers: the buffers between the device and the disk, into which `store` reads.
         """
         self.found, self.shared = store.found, store.shared
         self._thread = Background(store)
@@ -44,7 +47,7 @@ class StoredEmbeddings:
         self._thread.close()
 
     def save(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
-        """Start writing an embedding that is on the device."""
+        """Start writing an embedding from the device to the disk."""
         try:
             copy, copied = self._buffers.fetch(rows, ready)
         except BufferError:
@@ -66,17 +69,20 @@ class StoredEmbeddings:
                 raise AssertionError(f"no embedding goes from {source} to {target}")
 
     def bring(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        """Copy an embedding that was read to the device. Returns its rows and their event."""
+        """Start copying an embedding that was read from disk to the device.
+
+        Returns its rows, and the event that marks the end of the copy.
+        """
         return self._buffers.bring(self._thread.take_rows(key))
 
 
 def open_tiers(
     budgets: EmbeddingBudgets, tower: str, like: torch.Tensor, rank: int
 ) -> EmbeddingTiers:
-    """Open the tiers.
+    """Open the tiers. Raises StartupError.
 
-    tower: the fingerprint of the vision encoder. like: [0, width], on the device. Raises
-    StartupError.
+    tower: the vision encoder's fingerprint in hexadecimal.
+    like: an empty tensor [0, width] with the embeddings' dtype and device.
     """
     folder, host_bytes = None if rank else budgets.folder, budgets.host_bytes
     copies = Copies(like.device) if like.is_cuda and (folder or host_bytes) else None

@@ -1,8 +1,8 @@
 """Host memory for embeddings: the host tier, and the buffers between the GPU and the disk.
 
 For a GPU, a thread pins the memory chunk by chunk as it is used, so that neither start-up nor steps
-are blocked. A slab counts in full against the budget, even while parts of it are free. With a CPU
-model, embeddings are used where they are.
+are blocked. A slab counts in full against the budget, even while parts of it are free. With a model
+on a CPU, embeddings are used without a copy.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ from saccade.runtime.vision.streams import Copies, Pinned
 BUFFER_BYTES = 256 << 20
 """Maximum bytes of embeddings in flight to or from disk."""
 PIECE_BYTES = 1 << 30
-"""Bytes pinned per call, which takes about 0.3 s. No copy spans two chunks."""
+"""Bytes that are pinned per call, which takes about 0.3 s. A single copy never spans two chunks of
+this size.
+"""
 
 
 class Slab:
-    """Host memory of `capacity` rows, [capacity, width], allocated in runs. This class is
-    thread-safe.
+    """Host memory for `capacity` rows, [capacity, width], which are allocated in contiguous runs.
+    This class is thread-safe.
 
     A chunk is usually pinned before its rows are allocated. Until then, copies are slower.
     """
 
     def __init__(self, capacity: int, like: torch.Tensor, pin: torch.device | None) -> None:
-        """Use the dtype and width of `like` [.., width]. pin: the GPU to pin the memory for."""
+        """Reserve rows with the dtype and width of `like` [.., width].
+
+        pin: the GPU to pin the memory for.
+        """
         width = like.shape[-1]
         self._rows = max(1, PIECE_BYTES // max(1, width * like.element_size()))  # per chunk
         self._pieces = [
@@ -60,9 +65,9 @@ class Slab:
                 self._wanted.put(self._to_pin.pop(0))
 
     def take_rows(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
-        """Allocate `count` rows, in one or more runs. Returns `None` if too few are free.
+        """Allocate `count` rows in one or more runs. Returns `None` if too few rows are free.
 
-        whole: allocate a single run. Requires a slab of one chunk.
+        whole: allocate a single run. This requires a slab of one chunk.
         """
         with self._lock:
             fitting = [run for run in self._free if len(run) >= count] if whole else self._free
@@ -82,7 +87,7 @@ class Slab:
             return tuple(taken)
 
     def give_rows(self, runs: Sequence[range]) -> None:
-        """Free rows, and merge them with adjacent free runs."""
+        """Release rows, and merge them with adjacent free runs."""
         with self._lock:
             merged: list[range] = []
             for run in sorted((*self._free, *runs), key=lambda run: run.start):
@@ -115,7 +120,11 @@ def _pin(
 
 
 def open_host(nbytes: int, like: torch.Tensor, copies: Copies | None) -> Tier[ImageKey]:
-    """Open the host tier. like: [0, width], on the device. copies: to and from a GPU, if any."""
+    """Open the host tier.
+
+    like: an empty tensor [0, width] with the embeddings' dtype and device.
+    copies: copies rows to and from a GPU. None on a CPU.
+    """
     if copies is None:
         return SameMemory()
     row = like.shape[1] * like.element_size()
@@ -123,7 +132,7 @@ def open_host(nbytes: int, like: torch.Tensor, copies: Copies | None) -> Tier[Im
 
 
 def open_buffers(like: torch.Tensor, copies: Copies | None) -> Buffers | Unbuffered:
-    """Open the buffers between the device and the disk. The arguments are the same as for
+    """Open the buffers between the device and the disk. The arguments are the same as in
     `open_host`.
     """
     if copies is None:
@@ -161,7 +170,7 @@ class PinnedTier:
 
 
 class Unbuffered:
-    """The counterpart of `Buffers` on a CPU, where the disk's rows are used without a copy."""
+    """Replaces `Buffers` on a CPU, where rows that were read from disk are used without a copy."""
 
     def lend(self, _: int) -> torch.Tensor | None:
         return None
@@ -209,7 +218,7 @@ class Buffers:
             self._slab.give_rows(runs)
 
     def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Ready]:
-        """Start copying rows from the device. Returns the copy, and the event of its completion.
+        """Start copying rows from the device. Returns the copy, and the event that marks its end.
 
         Raises BufferError if too few rows are free.
         """
@@ -220,7 +229,10 @@ class Buffers:
         return copy, self._copies.to_host(rows, [copy], ready)
 
     def bring(self, rows: torch.Tensor) -> tuple[torch.Tensor, Ready]:
-        """Start copying host rows to the device. They are released when the copy has finished."""
+        """Start copying host rows to the device, and release them when the copy has finished.
+
+        Returns the copy, and the event that marks its end.
+        """
         self._reap()
         there, ready = self._copies.to_device([rows])
         self._leaving.append((ready, rows))

@@ -1,9 +1,9 @@
-"""The file format of a cached item: its name, header and checksum, and the tensor that it contains.
-Only this differs between embeddings and KV pages.
+"""Reads and writes the files of cached items: their names, headers and checksums, and the tensors
+that they contain. Only this differs between embeddings and KV pages.
 
-A file is used only if all of these match: its name, format, identity (the model's fingerprint, or
-the pages' identity), shape and checksum. Files are read, not mapped: if a file is truncated or its
-disk is removed, a read raises, but access to a mapping kills the process.
+A file is used only if its name, format, identity (the model's fingerprint, or the pages' identity),
+shape and checksum match. Files are read, not mapped. If a file is truncated or its disk is removed,
+a read raises, but access to a mapping kills the process.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ SAFETENSORS_NAMES = {
     torch.uint8: "U8",
 }
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""Errors from parsing a header that another program wrote."""
+"""Exceptions from parsing a header that another program has written."""
 
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Damaged(Exception):
-    """The content of a file does not match its name."""
+    """Raised if the content of a file does not match its name."""
 
 
 class Memory(Protocol):
@@ -64,7 +64,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ItemHeader:
-    """The header of an item's file."""
+    """The parsed header of an item's file."""
 
     metadata: dict[str, Any]
     checksum: str
@@ -86,13 +86,13 @@ class Items(Protocol[K]):
         ...
 
     def metadata(self, key: K) -> dict[str, str]:
-        """Return the header's fields except for the checksum."""
+        """Return the fields of the header except for the checksum."""
         ...
 
     def checksum(self, key: K, values: memoryview) -> str: ...
 
     def empty(self, size: int) -> torch.Tensor:
-        """Allocate memory for an item of `size`."""
+        """Allocate memory for an item of this size."""
         ...
 
     def check(self, header: ItemHeader, name: str) -> tuple[K, int]:
@@ -102,14 +102,16 @@ class Items(Protocol[K]):
     def found(self, path: Path, seen: os.stat_result) -> tuple[K, int] | None:
         """Return a file's (key, size), or `None` if it is not a regular file.
 
-        The size is in the unit of the tier's budget: the rows of an embedding, or the bytes of a
+        seen: the file's status.
+
+        The size is in the unit of the tier's budget, which is rows of an embedding, or bytes of a
         page's file. Raises Damaged and OSError.
         """
         ...
 
 
 class Embeddings:
-    """The embeddings of one vision encoder, as rows [tokens, width]."""
+    """The file format of the embeddings of one vision encoder, stored as rows [tokens, width]."""
 
     what = "embedding cache on disk"
     layout = store.EMBEDDING_FILES
@@ -161,9 +163,10 @@ class Embeddings:
 
 
 class Pages:
-    """The KV pages and states of one identity, as rows uint8 [1, bytes].
+    """The file format of the KV pages and states of one identity, stored as rows uint8 [1, bytes].
 
-    Files are not flushed to the disk: the checksum detects a page that a power failure truncated.
+    Files are not flushed to the disk, because the checksum detects a page that a power failure has
+    truncated.
     """
 
     what = "KV cache on disk"
@@ -182,7 +185,9 @@ class Pages:
         return {"format": PAGE_FORMAT, "identity": self._identity, "name": key.hex()}
 
     def checksum(self, key: bytes, values: memoryview) -> str:
-        """Return a checksum keyed by the page's name, so that another page's values never match."""
+        """Return a checksum that includes the page's key, so that the values of a different page
+        never match.
+        """
         return blake3(values, key=key).hexdigest()
 
     def empty(self, size: int) -> torch.Tensor:
@@ -228,7 +233,9 @@ def read_header(file: BufferedReader) -> ItemHeader:
 
 
 def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
-    """Return the header of a safetensors file with one tensor, padded to whole disk blocks."""
+    """Return the header of a safetensors file with one tensor, padded to a multiple of the disk
+    block size.
+    """
     dtype = SAFETENSORS_NAMES[rows.dtype]
     tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
     text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
@@ -238,6 +245,8 @@ def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
 
 def discard(what: str, path: Path, why: Damaged) -> None:
     """Remove a damaged file, if possible, and log a warning.
+
+    what: the type of item, for the warning.
 
     Directories are not removed, and neither is a file in a directory that is not writable.
     """

@@ -1,5 +1,5 @@
-"""The index of KV pages and states in host memory and on disk, and the moves that the workers have
-yet to make.
+"""Indexes the KV pages and states in host memory and on disk, and queues the moves that workers
+have to make.
 
 The workers hold the bytes. They execute the moves from `take_moves` at the start of a plan, before
 any computation.
@@ -37,11 +37,11 @@ from saccade.core.plan import (
 )
 
 WORTH = 1.0
-"""The value per byte of any page: pages have one size, and a chain saves work by the page."""
+"""The value per byte of any page. Pages have one size, and each saves the same amount of work."""
 
 
 class CacheTierState:
-    """The index of one tier."""
+    """Indexes the pages in one tier, and queues their moves."""
 
     def __init__(
         self,
@@ -53,14 +53,12 @@ class CacheTierState:
         """Start with the pages that an earlier run left.
 
         size: converts the bytes of a page to the bytes that it takes in the tier.
-
         pins: an empty table, whose limit is in bytes of the tier.
-
-        found: (name, bytes in the tier) per page, the oldest first.
+        found: (name, bytes in the tier) of each page, the oldest first.
         """
         self.pinned = PinnedItems(pins)
         self.book = self.pinned.tier(budget_bytes)
-        # pages saved, not saved and read, and the reasons why others were computed instead
+        # counts of pages saved, not saved and read, and of the reasons why pages were computed
         self.counts: Counter[PageOutcome] = Counter()
         self._size = size
         self._save: dict[bytes, PageCopy] = {}
@@ -77,16 +75,16 @@ class CacheTierState:
 
     @property
     def moving(self) -> bool:
-        """Whether there are moves for the next plan."""
+        """Whether the next plan has to move pages."""
         return bool(self._save or self._place or self._fetch or self._drop or self._forget)
 
     @property
     def placing(self) -> Collection[bytes]:
-        """Pages that have been read, and that the next plan places in the pool."""
+        """Pages that have been read, and that the next plan writes to the pool."""
         return self._place
 
     def take_moves(self) -> TierMoves:
-        """Return the moves for the workers, and clear them."""
+        """Remove and return the pending moves, which the workers must execute."""
         moves = TierMoves(
             tuple(self._drop),
             tuple(self._save.values()),
@@ -99,7 +97,9 @@ class CacheTierState:
         return moves
 
     def write_page(self, copy: PageCopy, nbytes: int) -> int:
-        """Write a page to the tier, unless it is there or too large. Returns the bytes to write."""
+        """Queue a write of a page to the tier, unless it is there or too large. Returns the bytes
+        to write.
+        """
         name, size = copy.name, self._size(nbytes)
         if name in self.book or size > self.book.budget_bytes:
             return 0
@@ -115,9 +115,10 @@ class CacheTierState:
         return nbytes
 
     def fetch(self, name: bytes, place: int, *, state: bool = False) -> None:
-        """Start reading a page into slot `place` of the pool. The page must be held in `book`.
+        """Queue a read of a page into slot `place` of the pool. The caller must have pinned the
+        page in `book`.
 
-        `note_read`, `lost` or `forget` ends the read and releases the hold.
+        `note_read`, `lost` or `forget` ends the read and releases the pin.
         """
         self._fetch[name] = PageCopy(name, place, state)
 
@@ -128,9 +129,9 @@ class CacheTierState:
         self._place[name] = PageCopy(name, place, state)
 
     def lost(self, name: bytes, why: Happened, *, held: bool = True) -> None:
-        """Record a failed read. The page counts as missing.
+        """Record a failed read, after which the page counts as missing.
 
-        held: whether a sequence waited for the page, and held it in `book`.
+        held: whether the page is pinned in `book` for a sequence that waited for it.
         """
         if held:
             self.book.release(name)
@@ -145,7 +146,9 @@ class CacheTierState:
             self.book.remove(name)
 
     def forget(self, name: bytes, *, reading: bool) -> None:
-        """Cancel a read in progress (`reading`), or drop a page that was read and is not needed."""
+        """Drop a page that was read and is not needed or, with `reading`, cancel a read in
+        progress.
+        """
         if reading:
             self.book.release(name)
         self._place.pop(name, None)
@@ -153,7 +156,10 @@ class CacheTierState:
             self._forget.append(name)
 
     def pin(self, items: Iterable[tuple[bytes, int]], client: str, seconds: int) -> None:
-        """Pin (name, bytes) items for a client, including items that are not in the tier yet."""
+        """Pin items for a client for `seconds`, including items that are not in the tier yet.
+
+        items: (name, bytes) of each item.
+        """
         sized = [(name, self._size(nbytes)) for name, nbytes in items]
         self.pinned.pin(sized, client, seconds)
 
@@ -168,7 +174,7 @@ class CacheTierState:
 
 
 class OffloadedPages:
-    """All tiers of KV pages. Implements `cache.page_tiers.PageTiers`."""
+    """Indexes the KV pages in all tiers. Implements `cache.page_tiers.PageTiers`."""
 
     def __init__(
         self,
@@ -185,9 +191,7 @@ class OffloadedPages:
 
         `page_bytes`, `state_bytes`, `host_bytes`: totals over all ranks. The host tier needs at
         least one page.
-
-        `found`: (name, bytes on disk) per page left by an earlier run, the oldest first.
-
+        `found`: (name, bytes on disk) of each page left by an earlier run, the oldest first.
         `pinned_share`: the fraction of each tier that pins may take.
         """
         self.identity = identity
@@ -203,9 +207,9 @@ class OffloadedPages:
             self.tiers["disk"] = CacheTierState(disk_bytes, embedding_file_bytes, pins, found)
 
     def _in_pages(self, nbytes: int) -> int:
-        """Round up to whole pages, the unit in which host memory is allocated.
+        """Round bytes up to whole pages, the unit in which host memory is allocated.
 
-        A state gets an extra page, for the alignment of its parts.
+        A state gets an extra page for the alignment of its parts.
         """
         pages = -(-nbytes // self.page_bytes) + (nbytes != self.page_bytes)
         return pages * self.page_bytes
@@ -223,11 +227,11 @@ class OffloadedPages:
 
     @property
     def moving(self) -> bool:
-        """Whether there are moves for the next plan."""
+        """Whether the next plan has to move pages."""
         return any(tier.moving for tier in self.tiers.values())
 
     def take_moves(self) -> PageMoves:
-        """Return the moves for the workers in all tiers, and clear them."""
+        """Remove and return the pending moves in all tiers, which the workers must execute."""
         return tuple(
             (place, tier.take_moves()) for place, tier in self.tiers.items() if tier.moving
         )
@@ -235,8 +239,8 @@ class OffloadedPages:
     def write_page(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
-        """Write slot `page`, and the state in slot `line` after it, to each of `tiers` that lacks
-        them.
+        """Queue writes of page slot `page`, and of the state after it in slot `line`, to each of
+        `tiers` that lacks them.
 
         Returns the bytes to write.
         """
@@ -255,8 +259,9 @@ class OffloadedPages:
         )
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Record a use of a chain of pages. names: the keys of its pages, from the first page
-        on.
+        """Record a use of a chain of pages.
+
+        names: the keys of its pages, starting with the first one.
         """
         for tier in self.tiers.values():
             for name in reversed(names):
@@ -264,10 +269,12 @@ class OffloadedPages:
                     tier.book.use(name, WORTH)
 
     def pin(self, chain: Sequence[tuple[bytes, bool]], client: str, seconds: int) -> None:
-        """Pin a chain for a client in every tier for `seconds`.
+        """Pin a chain of pages for a client in every tier for `seconds`.
 
-        chain: (name, whether there is a state after it) per page, from the first page on. A tier
-        pins as many of these pages as the client's part of its limit allows.
+        chain: the key of each page, starting with the first one, and whether there is a state after
+        it.
+
+        A tier pins as many of these pages as the client's part of its limit allows.
         """
         items: list[tuple[bytes, int]] = []
         for name, state in chain:
@@ -278,8 +285,9 @@ class OffloadedPages:
             tier.pin(items, client, seconds)
 
     def hit(self, names: Sequence[bytes], client: str) -> None:
-        """Renew a client's pins on a chain. names: the keys of its pages, from the first page
-        on.
+        """Renew a client's pins on a chain of pages.
+
+        names: the keys of its pages, starting with the first one.
         """
         if self.state_bytes:
             names = [each for name in names for each in (name, state_name(name))]
@@ -308,7 +316,10 @@ def build_kept(
     found: Iterable[tuple[bytes, int]],
     pinned_share: float,
 ) -> OffloadedPages:
-    """Create the index for the tiers of KV pages that `config` enables."""
+    """Create the index of those tiers of KV pages that `config` enables.
+
+    found: (name, bytes on disk) of each page left by an earlier run, the oldest first.
+    """
     pages = config.kv.pages
     each = spec.kv_spec(pages.ranks).with_dtype(config.kv.dtype)
     page_bytes = config.page_size * each.token_bytes(config.dtype) * pages.ranks

@@ -1,13 +1,13 @@
 """Loads KV pages from host memory and disk for waiting sequences.
 
-An arrival is one load of a chain of pages. Until it ends, the pages that it allocated in the pool
-belong to it, and it holds the nodes of the path before them. When it ends, the prefix cache takes
-over its pages.
+An arrival is one load of a chain of pages. Until it ends, it owns the pages that it has allocated
+in the pool, and pins the nodes of the path before them. When it ends, the prefix cache takes over
+its pages.
 
-A read is started only if it is worth the wait. Only the arrival's sequence waits, and others that
-need the same pages. Each page is read once. Pages that are missing, damaged or late are computed.
-An arrival is late if its pages could have been computed by then, at the measured rates of tokens
-and bytes per second.
+A read is started only if it is worth the wait. Only the arrival's sequence and others that need the
+same pages wait. Each page is read once. Pages that are missing, damaged or late are computed. An
+arrival is late if its pages could have been computed by then, at the measured rates of tokens and
+bytes per second.
 """
 
 from __future__ import annotations
@@ -38,21 +38,29 @@ from saccade.sched.parts.step_part import PartContext
 from saccade.sched.sequence import Sequence
 
 IDLE_SAVE_BYTES = 64 << 20
-"""Bytes saved in an idle step. The copies delay a request that arrives meanwhile."""
+"""Maximum bytes that are saved in an idle step. A request that arrives during the copies is
+delayed.
+"""
 STATE = -1
-"""The index of the state after the last page, in `Arrival.reading`."""
+"""The index in `Arrival.reading` that denotes the state after the last page."""
 STALL_SECONDS = 10.0
-"""Without an update for this long, the disk is assumed to hang, even if no rate is known yet."""
+"""Seconds without an update after which the disk is assumed to hang, even if its rate is
+unknown.
+"""
 SMOOTH = 0.3
 """The weight of a new measurement in the moving average."""
 FEWEST_TOKENS = 16
 """Minimum prompt tokens in a step whose duration is measured."""
 FIRST_SECONDS = 0.02
-"""The latency of the first page, for any size. Rates do not include it."""
+"""Expected seconds until the first page is read, independent of its size. Rates do not
+include it.
+"""
 LEAST = 1e-12
 """The lower bound of a measured rate in seconds per byte. 0.0 means unmeasured."""
 NO_GAIN = 0.9
-"""A read starts if it should take less than this fraction of the time to compute the tokens."""
+"""A read is started if it should take less than this fraction of the time for computing the
+tokens.
+"""
 NONE: Mapping[PageTier, float] = {}
 
 
@@ -61,7 +69,7 @@ Bytes = Mapping[PageTier, int]
 
 @dataclass(slots=True)
 class ReadRates:
-    """The measured costs of computing a token and of reading a byte."""
+    """Moving averages of the time for computing a token, and for reading a byte from each tier."""
 
     token_seconds: float = 0.0  # to compute a prompt token, or 0.0 while unmeasured
     byte_seconds: dict[PageTier, float] = field(default_factory=dict)  # per byte read, by tier
@@ -77,7 +85,9 @@ class ReadRates:
         self.byte_seconds[tier] = _mean(self.byte_seconds.get(tier, 0.0), each)
 
     def doubt(self, tier: PageTier) -> None:
-        """Lower a measured cost after a decision not to read, so that the tier is tried again."""
+        """Lower the measured cost of a tier after a decision not to read from it, so that it is
+        tried again.
+        """
         if tier in self.byte_seconds:
             self.byte_seconds[tier] *= NO_GAIN
 
@@ -100,7 +110,7 @@ def _mean(before: float, now: float) -> float:
 
 @dataclass(slots=True)
 class Restore:
-    """The pages loaded for a waiting sequence."""
+    """Records which of a sequence's pages were loaded, and from which tier."""
 
     names: list[bytes] = field(default_factory=list)  # the keys of the prompt's pages, so far
     done: bool = False  # nothing more is loaded for this sequence
@@ -124,7 +134,7 @@ class Restore:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A load of the pages `names`, in order. The first one is page `depth` of the sequence."""
+    """One load of the pages `names`, in order. The first one is page `depth` of the sequence."""
 
     sequence: Sequence
     held: Node  # the last node of the path before them
@@ -171,7 +181,7 @@ class PageArrivals:
 
     @property
     def holders(self) -> Iterator[list[int]]:
-        """Yield the pool's pages that each load uses."""
+        """Yield a list of the pool's pages for each load that uses them."""
         return (arrival.pages for arrival in self._under_way.values())
 
     @property
@@ -222,7 +232,10 @@ class PageArrivals:
     # ---- starting reads
 
     def awaits(self, sequence: Sequence, path: Seq[Node], has_room: Callable[[], bool]) -> bool:
-        """Implement `PageLoads.awaits`: start the reads that are worth waiting for."""
+        """Start the reads that are worth waiting for, and return True if the sequence has to wait.
+
+        Implements `PageLoads.awaits`.
+        """
         if self._comes(sequence):
             return True
         found = self.beyond(sequence, path)
@@ -247,7 +260,9 @@ class PageArrivals:
         return not restore.done and any(name in self._by_name for name in restore.names)
 
     def worth(self, names: list[bytes]) -> list[bytes]:
-        """Return the leading pages that are worth the wait. Counts the others as `slow`."""
+        """Return the leading pages of `names` that are worth waiting for. The others are counted as
+        `slow`.
+        """
         places = [self.kept.where(name) for name in names]
         size, page_bytes = self._pool.page_size, self.kept.page_bytes
         ahead = Counter(arrival.tiers[name] for name, arrival in self._by_name.items())
@@ -265,15 +280,15 @@ class PageArrivals:
         return names[:end]
 
     def _resumes(self, name: bytes) -> bool:
-        """Return True if a sequence can resume after page `name`. A model with states needs a state
-        there.
+        """Return True if a sequence can resume after page `name`. For a model with states, this
+        requires a state after the page.
         """
         return self._prefix.snapshots is None or state_name(name) in self.kept
 
     def begin_reads(self, sequence: Sequence, path: Seq[Node], names: list[bytes]) -> bool:
-        """Start reading `names`, which follow `path`, as far as the pool has free pages.
+        """Start reading the pages `names`, which follow `path`, as far as the pool has free pages.
 
-        Returns False if there is no free page, or no slot for the state.
+        Returns False if there is no free page, or no free slot for the state.
         """
         pages, line = [node.page for node in path], None
         held = self._prefix.hold(sequence.content, path)  # keep the path from being evicted below
@@ -311,7 +326,9 @@ class PageArrivals:
         return True
 
     def admitted(self, sequence: Sequence, computed: int) -> None:
-        """Record which of a sequence's cached tokens were loaded, when it is admitted to a slot."""
+        """Record which of a sequence's cached tokens were loaded. Called when it is admitted to a
+        slot.
+        """
         restore, account, size = self.of(sequence), sequence.account, self._pool.page_size
         if account.cached is None:
             cached = min(computed, sequence.prompt_length)
@@ -331,21 +348,21 @@ class PageArrivals:
         return self._prefix.unsaved or self.kept.moving
 
     def begin_plan(self, *, idle: bool) -> None:
-        """End late loads. If idle, save the pages that finished sequences have left."""
+        """End late loads. If `idle`, start saving pages that finished sequences have left."""
         self._look()
         if idle:
             self._prefix.save(IDLE_SAVE_BYTES)
 
     def take_moves(self) -> PageMoves:
-        """Return the plan's moves of pages between tiers."""
+        """Remove and return the plan's moves of pages between tiers."""
         return self.kept.take_moves()
 
     def applied(
         self, flight: InFlightPlan, result: StepResult, later: Iterable[InFlightPlan]
     ) -> None:
-        """Process a plan's result: the finished reads and writes, and the speed of the step.
+        """Process the result of a plan: the finished reads and writes, and the speed of the step.
 
-        later: plans in flight that were submitted after this one.
+        later: the plans in flight that were submitted after this one.
         """
         now = self.clock()
         rows = [row.length for row in flight.plan.rows if row.length > 1]
@@ -363,9 +380,9 @@ class PageArrivals:
     def _hear(
         self, events: Iterable[PageEvent], unread: Collection[tuple[bytes, PageTier]]
     ) -> None:
-        """Process the workers' updates about reads and writes.
+        """Process the workers' reports of finished reads and writes.
 
-        unread: pages whose reads have not started. An update on one of these is about an earlier
+        unread: pages whose reads have not started. A report about one of these is about an earlier
         read that was cancelled, so it is ignored.
         """
         for name, happened, tier in events:
@@ -420,12 +437,16 @@ class PageArrivals:
                 self.end_wait(arrival.sequence)
 
     def _grace(self, arrival: Arrival) -> float:
-        """Return the seconds to wait before a load can be late. The first page takes longest."""
+        """Return the number of seconds after which a load is late. It is longest for the first
+        page.
+        """
         tokens = len(arrival.names) * self._pool.page_size
         return min(FIRST_SECONDS, (1 - NO_GAIN) * tokens * self.rates.token_seconds)
 
     def end_wait(self, sequence: Sequence) -> None:
-        """End a sequence's wait. The pages loaded so far, up to the first gap, are cached."""
+        """End a sequence's wait. The pages that were loaded before the first missing one are
+        cached.
+        """
         if (arrival := self._under_way.get(sequence)) is not None:
             late = (i for i, name in enumerate(arrival.names) if name in arrival.reading)
             whole = next(late, arrival.whole)
@@ -436,9 +457,7 @@ class PageArrivals:
             self._end(arrival)
 
     def _cut(self, arrival: Arrival, index: int) -> None:
-        """Stop loading the pages of an arrival from `index` on, and free their pages in the
-        pool.
-        """
+        """Stop loading an arrival's pages from `index` on, and release their pages in the pool."""
         names = arrival.names[index : arrival.whole]
         if arrival.state is not None and index < len(arrival.names):
             names.append(arrival.state)
@@ -453,7 +472,9 @@ class PageArrivals:
                 tier.forget(name, reading=reading)
 
     def flush(self, disk: bool) -> None:
-        """End all loads. Clear the prefix cache and its tiers; clear the disk only if `disk`."""
+        """End all loads, and clear the prefix cache and its tiers. The disk is only cleared if
+        `disk` is True.
+        """
         for sequence in tuple(self._under_way):
             self.end_wait(sequence)
         self._prefix.flush()

@@ -1,4 +1,4 @@
-"""KV pages and sequences' states on disk.
+"""Stores KV pages and sequences' states on disk.
 
 A page is one row of bytes, with the keys and values of its tokens for every layer. Rank 0 writes
 the rows of all ranks, concatenated, and broadcasts pages that were read, so that all ranks agree on
@@ -42,7 +42,7 @@ def open_pages(config: PageTierConfig) -> Background[bytes]:
 
 
 class StoredPages:
-    """One rank's access to the store, which only rank 0 opens."""
+    """One rank's access to the store of pages, which only rank 0 opens."""
 
     def __init__(self, config: PageTierConfig, parts: PoolParts, shard: Shard) -> None:
         """Open the store. Raises StartupError."""
@@ -54,7 +54,7 @@ class StoredPages:
 
     @property
     def found(self) -> tuple[tuple[bytes, int], ...]:
-        """(name, bytes) of the pages left by an earlier run, the oldest first."""
+        """The (name, bytes) of each page that an earlier run left, the oldest first."""
         return self._store.store.found if self._store is not None else ()
 
     def leave(self, moves: TierMoves) -> None:
@@ -137,7 +137,7 @@ class StoredPages:
             self._place_together(copies, state)
 
     def _place_together(self, copies: Sequence[PageCopy], state: bool) -> None:
-        """Place pages on any device, with any number of ranks. All ranks must call it together."""
+        """Write pages that were read to the pool. All ranks must call this together."""
         width, device, ranks = self._parts.width(state), self._parts.device, self._shard.size
         if self._store is not None:
             read = torch.cat(

@@ -1,9 +1,9 @@
-"""KV pages and sequences' states in host memory: one rank's shard of each, copied while the GPU
-computes.
+"""Stores KV pages and sequences' states in host memory. Each rank stores its shard, which is copied
+while the GPU computes.
 
-Memory is allocated in units of a page; a state takes several. On a GPU, all copies run on one
-stream, so a row has been read before the next copy overwrites it. A page is read directly into its
-slot in the pool. Steps must not touch the slot before `_settle` makes them wait for the read.
+Memory is allocated in units of a page, of which a state takes several. On a GPU, all copies run on
+one stream, so a row has been read before the next copy overwrites it. A page is read directly into
+its slot in the pool. Steps must not access the slot before `_settle` makes them wait for the read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class HostPages:
     """The host tier of KV pages, with a budget of `nbytes`."""
 
     def __init__(self, nbytes: int, parts: PoolParts, stream: torch.cuda.Stream | None) -> None:
-        """Allocate the memory. stream: for copies on a GPU. If `None`, copies are synchronous."""
+        """Allocate the memory.
+
+        stream: the stream for copies on a GPU. If `None`, copies are synchronous.
+        """
         self._parts, self._device = parts, parts.device
         self._width = width = parts.width(state=False)
         like = torch.empty((0, width), dtype=torch.uint8)
@@ -37,14 +40,18 @@ class HostPages:
         self._leaving: list[torch.cuda.Event] = []  # the last copy from each entry of the ring
 
     def leave(self, moves: TierMoves) -> None:
-        """Start copying the slots to save. The current stream may overwrite them afterwards."""
+        """Start copying pages from their slots to the tier. Later work on the current stream may
+        overwrite the slots.
+        """
         self._slab.give_rows([run for name in moves.drop for run in self._runs.pop(name)])
         for state, copies in self._pieces(moves.save):
             self._save(copies, state)
         self._settle(moves.forget)
 
     def come(self, moves: TierMoves) -> None:
-        """Start reading into slots of the pool. `collect` reports when each read has finished."""
+        """Start reading pages into slots of the pool. `collect` reports when each read has
+        finished.
+        """
         self._settle(copy.name for copy in moves.place)
         if self._stream is not None and moves.fetch:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))

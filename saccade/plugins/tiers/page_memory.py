@@ -1,4 +1,4 @@
-"""Moves KV pages and sequences' states between the pool and other tiers, as a plan demands."""
+"""Moves KV pages and sequences' states between the pool and other tiers, as plans specify."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PageTierMemory:
         ]  # each [pages, bytes]
         parts = PoolParts(pages, pages[0].new_empty((0, 0)) if states is None else states.lines)
         self.found: tuple[tuple[bytes, int], ...] = ()
-        """(name, bytes) of the pages left by an earlier run, the oldest first."""
+        """The (name, bytes) of each page that an earlier run left, the oldest first."""
         self._tiers: dict[PageTier, PageTransfers] = {}
         if config.host_bytes >= parts.width(state=False):
             gpu = parts.device if parts.device.type == "cuda" else None
@@ -44,7 +44,7 @@ class PageTierMemory:
             self._tiers["disk"], self.found = stored, stored.found
 
     def move(self, moves: PageMoves) -> None:
-        """Execute the page moves of a plan. All ranks must call it together."""
+        """Execute the moves of pages in a plan. All ranks must call this together."""
         for tier, each in moves:
             self._tiers[tier].leave(each)
         for tier, each in moves:
@@ -61,7 +61,9 @@ class PageTierMemory:
         return any(each.has_events for each in self._tiers.values())
 
     def collect(self) -> tuple[PageEvent, ...]:
-        """Return the reads and writes that have finished since the last call."""
+        """Return the reads and writes that have finished since the last call, with their
+        outcome.
+        """
         return tuple(
             (name, happened, tier)
             for tier, each in self._tiers.items()
@@ -69,6 +71,6 @@ class PageTierMemory:
         )
 
     def close(self) -> None:
-        """Finish all writes."""
+        """Finish all writes, and close the tiers."""
         for each in self._tiers.values():
             each.close()

@@ -1,4 +1,4 @@
-"""Rate-limited warnings: one line per interval for each kind, with a count.
+"""Rate-limited warnings: one line per interval for each kind of warning, with a count.
 
 Not thread-safe.
 """
@@ -15,8 +15,8 @@ SECONDS = 60.0
 
 
 class RareWarnings:
-    """Warnings with a rate limit. The first of a kind is logged at once. Later ones are counted,
-    and the next line that is logged includes the count.
+    """Logs warnings with a rate limit. The first warning of a kind is logged at once. Later ones
+    are counted, and the next line that is logged contains the count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -9,11 +9,11 @@ Only files with these names (`core/store.py`) that belong to this server's user 
 and removed. All other entries are ignored, and symbolic links and pipes are not opened.
 
 Space is reserved under the lock before a byte is written, so the budget is never exceeded. Locks
-are the kernel's (flock). The kernel releases the locks of an exited server at once, so no lock is
-ever stale. The unlocked drafts of an exited server are removed by the next eviction. After a crash,
-the count in the lock file may be too high, but never too low; the next eviction recounts. Eviction
-is LRU across all models. A server opens only the files that it needs. The first server that
-computes an embedding writes it, and each read counts as a use.
+are the kernel's (flock). The kernel releases the locks of a server as soon as it exits, so no lock
+is ever stale. The unlocked drafts of an exited server are removed by the next eviction. After a
+crash, the count in the lock file may be too high, but never too low; the next eviction recounts.
+Eviction is LRU across all models. A server opens only the files that it needs. The first server
+that computes an embedding writes it, and each read counts as a use.
 """
 
 from __future__ import annotations
@@ -49,21 +49,23 @@ from saccade.plugins.tiers.items import Items, Memory
 log = logging.getLogger("saccade")
 
 LOCK_SECONDS = 0.5
-"""How long to wait while another server holds the lock. After that, the item is not saved."""
+"""Seconds to wait while another server holds the lock. After that, the item is not saved."""
 LOCK_PAUSE = 0.005
 SPARE = 16
-"""An eviction frees an extra 1 / SPARE of the budget, because it has to list every file."""
+"""An eviction frees an additional 1 / SPARE of the budget, because each eviction has to list every
+file.
+"""
 
 K = TypeVar("K", bound=Hashable)
 
 
 class SharedFolder(Folder[K]):
-    """Items of one type, in a directory that several servers read and write."""
+    """Stores items of one type in a directory that several servers read and write."""
 
     def __init__(self, root: Path, items: Items[K], memory: Memory, nbytes: int) -> None:
-        """Open or create the directory. nbytes: the budget of all servers that write below `root`.
+        """Open or create the directory. Raises OSError with the reason.
 
-        Raises OSError with the reason.
+        nbytes: the total budget of all servers that write below `root`.
         """
         self._room = SharedBudget(root, nbytes)
         super().__init__(root, items, memory, nbytes)
@@ -104,7 +106,7 @@ class SharedBudget:
     """
 
     def __init__(self, root: Path, budget: int) -> None:
-        """Open the directory and count the bytes of its files.
+        """Open the directory, and count the bytes of its files.
 
         Raises OSError if the directory cannot be opened or belongs to another user.
         """
@@ -146,9 +148,10 @@ class SharedBudget:
     # ---- space
 
     def _sweep(self, needed: int) -> int:
-        """Recount the bytes in use, and evict files if `needed` more exceed the budget.
+        """Recount the bytes in use, remove abandoned drafts, and evict files if `needed` more bytes
+        exceed the budget.
 
-        Removes abandoned drafts. Returns the bytes in use.
+        Returns the bytes in use.
         """
         files: list[_Found] = []
         used = 0
@@ -185,7 +188,9 @@ class SharedBudget:
         return used
 
     def _read(self, lock: BinaryIO) -> int | None:
-        """Return the bytes in use as the lock file has them, or `None` if it has no valid count."""
+        """Return the bytes in use that the lock file states, or `None` if it contains no valid
+        number.
+        """
         lock.seek(0)
         text = lock.read(32)
         return int(text) if text.endswith(b"\n") and text[:-1].isdigit() else None
@@ -197,7 +202,9 @@ class SharedBudget:
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """Hold the lock of all servers. Raises OSError if another server holds it for too long."""
+        """Lock the directory against all other servers. Raises OSError if another server holds the
+        lock for too long.
+        """
         with open(self._root / "lock", "r+b", opener=made_beside) as lock:
             until = time.monotonic() + LOCK_SECONDS
             while True:
@@ -213,9 +220,11 @@ class SharedBudget:
 
 
 def _abandoned(path: Path, folder: int) -> bool:
-    """Remove the draft of a writer that has exited. Returns False if the writer is still running.
+    """Remove a draft if its writer has exited. Returns False if the writer is still running.
 
-    folder: the descriptor of the draft's directory. Raises OSError.
+    folder: the descriptor of the draft's directory.
+
+    Raises OSError.
     """
     with open(path, "rb", opener=beside) as draft:
         try:

@@ -29,6 +29,8 @@ class Store(Tier[K], Protocol[K]):
 
 
 def open_store(name: str, root: Path, items: Items[K], memory: Memory, nbytes: int) -> Store[K]:
-    """Open the store that the module `name` exports as `STORE`. Raises OSError with the reason."""
+    """Open the store whose class the module `name` exports as `STORE`. Raises OSError with the
+    reason.
+    """
     store: Store[K] = import_module(f"{__package__}.{name}").STORE(root, items, memory, nbytes)
     return store

@@ -1,4 +1,4 @@
-"""Rules on an answer's tokens: bans, no repeated n-grams, and reasoning budgets."""
+"""Rules for the tokens of answers: bans, no repeated n-grams, and reasoning budgets."""
 
 from __future__ import annotations
 

@@ -16,13 +16,15 @@ from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.kernels.device import send
 
 ROOM = 256
-"""The initial spare capacity for tokens."""
+"""Initial spare capacity for tokens."""
 _ANY, _NONE = -1, -2
-"""In the prefix of a bad word: any token; before the answer's first token: no token."""
+"""Wildcards in the prefix of a bad word: any token, and the position before the answer's first
+token.
+"""
 
 
 class _Ngrams:
-    """The tokens so far, and for each, how many tokens before it equal the latest tokens.
+    """The tokens so far, and for each position, how many tokens before it equal the latest tokens.
 
     The `matched[j]` tokens before index j equal the latest `matched[j]` tokens. After one more
     token `t`, the match before index j + 1 is `matched[j] + 1` if token j is `t`, and 0 otherwise.
@@ -40,7 +42,7 @@ class _Ngrams:
         self._spared = send(spared, device) if rule.spared else None
 
     def ban(self, row: torch.Tensor) -> None:
-        """Set the logits of tokens to -inf that would complete a repeated n-gram."""
+        """Set the logits of tokens that would complete a repeated n-gram to -inf."""
         size, length = self._rule.size, self._length
         first = max(0, length - self._rule.window) if self._rule.window else 0
         first += size - 1  # the index of the last token of the first n-gram in the window
@@ -65,7 +67,7 @@ class _Ngrams:
 
 
 def match_ends(ids: np.ndarray, most: int) -> np.ndarray:
-    """For each index j, count how many tokens before j equal the last tokens of `ids` [L].
+    """For each index j, count how many tokens directly before j equal the last tokens of `ids` [L].
 
     The counts, int32 [L], are at most `most`.
     """
@@ -97,7 +99,7 @@ class _BadWords:
         self._tail = send(np.array(tail[len(tail) - width :], np.int64), device)
 
     def ban(self, row: torch.Tensor) -> None:
-        """Set the logits of tokens to -inf that would complete a word."""
+        """Set the logits of tokens that would complete a bad word to -inf."""
         met = ((self._before == self._tail) | (self._before == _ANY)).all(dim=1)
         row.index_add_(0, self._last, torch.where(met, -torch.inf, 0.0).to(row.dtype))
 
@@ -124,13 +126,15 @@ class RowThinking:
     def of(
         cls, opened: Open, vocab_size: int, _: Sequence[int], device: torch.device
     ) -> RowThinking:
-        """Return a sequence's budget, given its answer so far."""
+        """Create the state for a sequence, from its answer so far."""
         assert opened.rules is not None and opened.rules.thinking is not None
         answer = opened.tokens[opened.prompt_length :]
         return cls(opened.rules.thinking, answer, vocab_size, device)
 
     def edit(self, row: torch.Tensor, _: int, masked: bool, /) -> bool:
-        """Force the end of reasoning, if the budget is used up and the grammar allows it."""
+        """Force the end of reasoning if the budget is used up and the grammar allows it. Returns
+        `masked` unchanged.
+        """
         close = slice(self._budget.close, self._budget.close + 1)
         due = self._inside & (self._left <= 0) & (row[close] > -torch.inf)
         row.copy_(torch.where(due, self._ending, row))
@@ -148,7 +152,10 @@ class RowBans:
     def __init__(
         self, rules: TokenRules, tokens: Sequence[int], prompt_length: int, device: torch.device
     ) -> None:
-        """Set up the rules. `tokens`: the prompt and the answer so far."""
+        """Set up the rules.
+
+        tokens: the prompt and the answer so far.
+        """
         answer = tokens[prompt_length:]
         self._allowed = send(np.array(rules.allowed, np.int64), device) if rules.allowed else None
         self._kinds: list[_BadWords | _Ngrams] = []
@@ -162,12 +169,14 @@ class RowBans:
 
     @classmethod
     def of(cls, opened: Open, _size: int, _ends: Sequence[int], device: torch.device) -> RowBans:
-        """Return a sequence's bans, given its prompt and the answer so far."""
+        """Create the bans for a sequence, from its prompt and its answer so far."""
         assert opened.rules is not None
         return cls(opened.rules, opened.tokens, opened.prompt_length, device)
 
     def edit(self, row: torch.Tensor, _count: int, _masked: bool, /) -> bool:
-        """Forbid tokens, unless that would forbid all of them."""
+        """Forbid tokens, unless that would forbid all of them. Returns True, because some logits
+        are now -inf.
+        """
         before = row.clone()
         if self._allowed is not None:
             row.fill_(-torch.inf)

@@ -1,4 +1,6 @@
-"""The formats as data, which every server reads: whose template shows which."""
+"""Describes the formats as data, which every server reads, with the templates by which each format
+is recognized.
+"""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ from saccade.text.grammar.parts import quoted
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 _SPACE = " \t\r\n"
 _MAX_GAP = 64
-"""Maximum white space between two arguments, in characters. More is part of a value."""
+"""Maximum white space between two arguments, in characters. A longer one is part of a value."""
 _MAX_NAME = 256
 
 
 class GlmCall(TypedCall):
-    """A call that is being parsed."""
+    """Parses one call."""
 
     plain = re.compile(r"[^<]+")
 
@@ -93,7 +93,9 @@ class GlmCall(TypedCall):
 
 
 class GlmGrammar(NamedArguments):
-    """Grammar for calls on separate lines. The tags around names and values may be tokens."""
+    """The grammar of calls on separate lines. The tags around names and values may be single
+    tokens.
+    """
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__(lexicon, OPEN, CLOSE, between="\n")

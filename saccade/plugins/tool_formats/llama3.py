@@ -28,10 +28,13 @@ _SPACE = " \t\r\n"
 
 
 class Llama3Call:
-    """A call that is being parsed."""
+    """Parses one call."""
 
     def __init__(self, first: bool = True) -> None:
-        """Start a call. first: it is the first one."""
+        """Start a call.
+
+        first: whether it is the first call of the response.
+        """
         self.name: str | None = None
         self.done = False
         self._may_begin = first  # otherwise, a semicolon is expected
@@ -45,7 +48,7 @@ class Llama3Call:
         return self._object.certain
 
     def following(self) -> Llama3Call:
-        """Return the parser for text that follows without a tag."""
+        """Return the parser for text that follows the call without a tag."""
         return Llama3Call(first=False)
 
     def feed(self, character: str) -> bool:
@@ -62,7 +65,7 @@ class Llama3Call:
 
 
 class Llama3Grammar:
-    """Grammar for responses that consist only of calls."""
+    """The grammar of responses that consist only of calls."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         arguments = arguments_of(index, schema, parts)

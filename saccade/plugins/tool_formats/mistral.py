@@ -35,10 +35,13 @@ _NAMED = re.compile(r"([\w.\-]+)\s*(?:\[CALL_ID\][\w\-]+)?(?:\[ARGS\])?\s*")
 
 
 class MistralCall:
-    """A call that is being parsed, or the end of a list of calls, whose `name` is None."""
+    """Parses one call, or the end of a list of calls, for which `name` is None."""
 
     def __init__(self, first: bool = True) -> None:
-        """Start a call. first: it is the first one."""
+        """Start a call.
+
+        first: whether it is the first call after a tag.
+        """
         self.name: str | None = None
         self.done = False
         self._phase = "begin" if first else "between"  # begin, between, name, object, arguments
@@ -58,7 +61,9 @@ class MistralCall:
         return taken
 
     def following(self) -> MistralCall | None:
-        """Return the parser for text that follows without a tag."""
+        """Return the parser for text that follows the call without a tag, or None if none may
+        follow.
+        """
         return MistralCall(first=False) if self._list and self.name is not None else None
 
     def feed(self, character: str) -> bool:
@@ -119,9 +124,9 @@ class MistralCall:
 
 
 class MistralGrammar:
-    """Grammar for calls at the end of a response.
+    """The grammar of calls at the end of a response.
 
-    Each has a tag, except that before version 11 a list of calls has a single tag.
+    Each call has a tag. Before version 11, a whole list of calls has a single tag.
     """
 
     def __init__(self, lexicon: Lexicon) -> None:

@@ -1,4 +1,4 @@
-"""Videos: files, or frames that are sent as images."""
+"""Videos, which are sent as files or as lists of frames."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PLUGIN = Plugin(
 
 
 def readable(spec: FamilySpec) -> tuple[Readable, ...]:
-    """Return the kinds of videos that this model and installation can read. frames: videos as lists
-    of images.
+    """Return the formats of videos that this model and installation can read. frames: videos as
+    lists of images.
     """
     from saccade.media.content import video_reader
 

@@ -1,7 +1,8 @@
-"""A video's frames as images: pairs of frames on one canvas, and their hashes.
+"""Converts the frames of a video to images, each with a pair of frames on one canvas, and computes
+their hashes.
 
-The hash of an image with two frames is made of the frames' hashes. If both frames are the same, it
-is the hash of the frame as a still image.
+The hash of an image with two frames is computed from the hashes of the frames. If both frames are
+the same, it is the hash of the frame as a still image.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def check_decoder(param: str) -> None:
 
 
 def frame_name(file: bytes, index: int, orientation: int) -> bytes:
-    """Return the hash of frame `index` of the file with this digest. orientation: its rotation."""
+    """Return the hash of frame `index` of a video file.
+
+    file: the digest of the file.
+    orientation: the rotation of the frame.
+    """
     turned = b"" if orientation == 1 else bytes([orientation])
     name = FRAME + video_reader().encode() + b"\0" + file + index.to_bytes(8) + turned
     return blake3(name).digest()
@@ -65,7 +70,7 @@ def rules_of(spec: FamilySpec, param: str) -> VideoRules:
 
 
 def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
-    """Return the times of frames from the client. Raises InvalidRequest."""
+    """Return the times of frames that the client has sampled. Raises InvalidRequest."""
     assert isinstance(source.url, tuple)
     count, param, indices = len(source.url), source.param, source.indices
     if not 1 <= count <= MAX_FRAMES:
@@ -127,7 +132,10 @@ def assemble(
     read: ReadTimes,
     budget: FrameBudget | None,
 ) -> OpenedVideo:
-    """Build the video from its frames, all with the same parameters. budget: see `OpenedImage`."""
+    """Build a video from its frames, which all have the same parameters.
+
+    budget: as in `OpenedImage`.
+    """
     recipe = frames[0].recipe
     both = stacked(recipe, rules.grid(recipe), rules.frames)
     settings, settings_of_both = spec.settings(recipe), spec.settings(both)

@@ -1,4 +1,4 @@
-"""Videos: a file, or frames that are sent as images. Pairs of frames become images."""
+"""Reads videos: files, or frames that are sent as images. Pairs of frames become images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from saccade.plugins.video.frames import (
 
 
 class Videos:
-    """Implements `MediaKind` for videos. Metadata are the read of the file, or of each frame."""
+    """Reads all videos of a server. Implements `MediaKind`.
+
+    The metadata of a video are those of the file, or of each frame.
+    """
 
     def __init__(self, context: KindContext) -> None:
         self._spec = context.spec

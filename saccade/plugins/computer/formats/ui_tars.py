@@ -89,7 +89,7 @@ class WrittenCall:
     """One call: NAME(KEY='TEXT', ...)."""
 
     def __init__(self) -> None:
-        """Start after the tag."""
+        """Start after the opening tag."""
         self.name: str | None = None
         self.done = False
         self._phase = "name"  # name, key, value, text, escape, next
@@ -112,7 +112,7 @@ class WrittenCall:
         return at
 
     def feed(self, character: str) -> bool:
-        """Read a character. Return False, without consuming it, if the text is not a call."""
+        """Parse one character. Return False, without consuming it, if the text is not a call."""
         match self._phase:
             case "text":
                 if character == "'":
@@ -137,7 +137,7 @@ class WrittenCall:
         return self._feed_word(character)
 
     def _feed_word(self, character: str) -> bool:
-        """Read a name up to its parenthesis, or a key up to its equals sign."""
+        """Parse a character of a name up to its parenthesis, or of a key up to its equals sign."""
         if character.isspace():
             return not self._word
         if character == ("(" if self._phase == "name" else "=") and self._word:

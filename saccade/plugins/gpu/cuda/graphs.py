@@ -1,7 +1,8 @@
-"""Captures a function on tensors at a few sizes, and replays the smallest graph that fits.
+"""Captures a function of tensors as graphs for a few sizes, and replays the smallest graph that
+fits.
 
-It stores the graphs and chooses the sizes. Without CUDA, `eager` replaces the capture, so that
-everything else runs, and is tested, on a CPU.
+This module stores the graphs and chooses their sizes. Without CUDA, `eager` replaces the capture,
+so that everything else runs, and is tested, on a CPU.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ ENOUGH = 64
 WORTH = 0.05
 """Fraction of the computed rows that other sizes must save before graphs are captured again."""
 MISSES = 4
-"""A deferred graph is captured at the latest when this many runs have lacked it, so that a server
-which is never idle has it, too.
+"""A missing graph is captured at the latest after this many runs that needed it, so that a server
+which is never idle captures it, too.
 """
 STEPS = 64
 """Maximum number of buckets in the histogram of sizes."""
@@ -45,7 +46,7 @@ class Graphed(Protocol[Inputs]):
         ...
 
     def output(self, size: int) -> torch.Tensor:
-        """Return the slice of the output buffer for `size`."""
+        """Return the slice of the output buffer for `size`, at the same address in every call."""
         ...
 
     def compute(self, inputs: Inputs) -> torch.Tensor:
@@ -60,15 +61,15 @@ class Capture(Protocol):
 
 
 def eager(work: Replay) -> Replay:
-    """Run the function, and return it instead of a captured graph."""
+    """Run the function once, and return it. Used instead of a graph without CUDA."""
     work()
     return work
 
 
 class CudaCapture:
-    """Captures CUDA graphs into one memory pool, with kernels at a stream's priority.
+    """Captures CUDA graphs into one memory pool. Their kernels have the priority of a stream.
 
-    Capture the largest graph first, so that the others fit into the memory that it allocated.
+    Capture the largest graph first, so that the others fit into the memory that it has allocated.
     """
 
     def __init__(self, priority: int = 0) -> None:
@@ -95,8 +96,10 @@ class CudaCapture:
 
 
 class GraphRunner(Generic[Inputs]):
-    """Graphs of `graphed` at `sizes`. `adapt` may choose others, but not more or larger ones. While
-    a size has no graph, its runs are eager.
+    """Replays graphs of `graphed`, which are captured at `sizes`. A size without a graph runs
+    eagerly.
+
+    `adapt` may choose other sizes, but not more or larger ones.
     """
 
     def __init__(
@@ -112,10 +115,10 @@ class GraphRunner(Generic[Inputs]):
     ) -> None:
         """Capture the graphs, the largest first.
 
-        `progress`: the title of a progress bar. There is none by default.
+        `progress`: the title of a progress bar. By default, there is none.
         `unit`: all sizes are multiples of it.
         `prepare`: called with the work of all sizes before the first capture.
-        `defer`: capture only the largest now, and the others in `capture_next`.
+        `defer`: capture only the largest graph now, and the others in `capture_next`.
         """
         assert sizes and min(sizes) > 0 and not any(size % unit for size in sizes)
         self._unit = unit
@@ -145,12 +148,15 @@ class GraphRunner(Generic[Inputs]):
 
     @property
     def missing(self) -> list[int]:
-        """The sizes that have no graph yet, ascending."""
+        """The sizes whose graphs have not been captured yet, ascending."""
         return [size for size in self._wanted if size not in self._graphs]
 
     def bucket(self, size: int) -> int | None:
-        """Return the size of the smallest graph for at least `size` rows, or `None`. A graph that
-        is still missing is captured after `MISSES` calls.
+        """Return the size of the smallest graph for at least `size` rows, or `None` if there is
+        none.
+
+        If this graph has not been captured yet, the call is counted, and the graph is captured
+        after `MISSES` calls.
         """
         fits = (each for each in {*self._graphs, *self._wanted} if each >= size)
         best = min(fits, default=None)
@@ -167,7 +173,7 @@ class GraphRunner(Generic[Inputs]):
         output.
 
         `fill` writes the inputs, including padding. Returns `None` if all graphs are too small, if
-        the one that fits is still missing, or if `fill` returns False.
+        the one that fits has not been captured yet, or if `fill` returns False.
         """
         if size <= self.largest:
             self._seen[self._step(size)] += 1
@@ -178,9 +184,10 @@ class GraphRunner(Generic[Inputs]):
         return self._graphed.output(bucket)
 
     def adapt(self) -> bool:
-        """Adapt the graphs to the sizes that were run, one capture per call. Call it when idle.
+        """Choose sizes that suit the recent runs, and capture the graphs for them, one per call.
+        Call this when idle.
 
-        Returns True if there is more to do.
+        Returns True if more graphs have to be captured.
         """
         if sum(self._seen.values()) >= ENOUGH:
             better = best_sizes(self._seen, self.largest, self._most)
@@ -199,7 +206,7 @@ class GraphRunner(Generic[Inputs]):
         return self.capture_next()
 
     def capture_next(self) -> bool:
-        """Capture the largest size that has no graph. Returns True if there is more to do."""
+        """Capture the largest size that has no graph. Returns True if others remain."""
         if self.missing:
             self._add(self.missing[-1])
         return bool(self.missing)
@@ -221,7 +228,7 @@ class GraphRunner(Generic[Inputs]):
 
 
 def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
-    """Count the rows computed for the sizes seen, including padding.
+    """Return the number of rows computed for the sizes in `seen`, including padding.
 
     Sizes above all of `sizes` run eagerly, without padding.
     """
@@ -232,11 +239,11 @@ def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
 
 
 def best_sizes(seen: Counter[int], largest: int, most: int) -> list[int]:
-    """Choose at most `most` sizes, including `largest`, that minimize the rows computed for the
-    sizes seen.
+    """Return at most `most` sizes, including `largest`, that minimize the rows computed for the
+    sizes in `seen`.
 
-    All chosen sizes except `largest` have been seen. Dynamic programming over sizes: O(n^2 most)
-    for n distinct sizes.
+    All returned sizes except `largest` are in `seen`. Uses dynamic programming over sizes: O(n^2
+    most) for n distinct sizes.
     """
     marks = sorted({size for size in seen if size <= largest} | {largest})
     upto = list(accumulate((seen[size] for size in marks), initial=0))
@@ -254,9 +261,11 @@ def best_sizes(seen: Counter[int], largest: int, most: int) -> list[int]:
 
 
 def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
-    """Return a capture function for graphs that are replayed one at a time.
+    """Return a function that captures graphs, which are replayed one at a time.
 
-    Graphs that may run concurrently, such as the vision encoder's and the language model's, need
-    separate memory pools and workspaces. priority: the priority of the kernels.
+    priority: the priority of the kernels.
+
+    Graphs that may run concurrently, such as those of the vision encoder and of the language model,
+    need separate memory pools and workspaces.
     """
     return CudaCapture(priority) if like.is_cuda else eager

@@ -1,4 +1,4 @@
-"""The vision encoder's blocks as CUDA graphs, captured for a few numbers of patches, and the
+"""Captures the vision encoder's blocks as CUDA graphs for a few numbers of patches, and owns the
 buffers that the graphs read and write.
 """
 
@@ -17,17 +17,19 @@ from saccade.plugins.gpu.cuda.graphs import Capture, GraphRunner, begin_captures
 from saccade.runtime.vision.packed_encoder import drain
 
 ROWS_PER_SEGMENT = 16
-"""A graph for N rows has space for N / 16 segments of each kind, plus 8. Packs with more segments
-run eagerly.
+"""Rows of a graph per segment: a graph for N rows has space for N / 16 segments of each kind, plus
+8. Packs with more segments run eagerly.
 """
 MAX_UNBOUNDED = 32
-"""The limit for segments that may be as long as the graph: each one launches blocks for N rows, and
-most blocks have no work.
+"""Maximum number of segments that may be as long as the graph. Each of them launches blocks for N
+rows, most of which have no work.
 """
 
 
 class CapturedPacks:
-    """The encoder's graphs at the sizes of a config. Implements `runtime.graphs.PackGraphs`."""
+    """Replays the encoder's graphs at the sizes of a config. Implements
+    `runtime.graphs.PackGraphs`.
+    """
 
     def __init__(
         self,
@@ -37,8 +39,10 @@ class CapturedPacks:
         ranks: int = 1,
         capture: Capture | None = None,
     ) -> None:
-        """Capture the graphs, or only the largest if `config.defer_graphs`. ranks: those on this
-        machine. capture: by default, the device's.
+        """Capture the graphs, or only the largest one if `config.defer_graphs`.
+
+        ranks: the number of ranks on this machine.
+        capture: captures a graph. By default, it is the device's.
         """
         self._buffers = PackBuffers(net, max(config.graph_sizes), config, like)
         self._runner = GraphRunner(
@@ -111,7 +115,7 @@ class PackBuffers:
     def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
         """Write a pack of images and its padding to the inputs.
 
-        Returns False if it has more segments than fit.
+        Returns False if the pack has more segments than fit.
         """
         found = []
         whole = [cut.segments for (cut,) in inputs.cuts]
@@ -137,7 +141,10 @@ class PackBuffers:
 
 
 def segments_that_fit(size: int, limit: int | None) -> int:
-    """Return how many segments of at most `limit` rows each fit into a graph for `size` rows."""
+    """Return how many segments fit into a graph for `size` rows.
+
+    limit: the maximum rows of a segment.
+    """
     most = size // ROWS_PER_SEGMENT + 8
     return most if limit else min(most, MAX_UNBOUNDED)
 
@@ -145,10 +152,10 @@ def segments_that_fit(size: int, limit: int | None) -> int:
 def segment_bounds(
     lengths: Sequence[int], size: int, room: int, longest: int
 ) -> torch.Tensor | None:
-    """Return the bounds [room + 1], int32, for segments that fill `size` rows.
+    """Return the bounds [room + 1], int32, of segments that fill `size` rows.
 
-    They cover `lengths` first, then padding in segments of at most `longest` rows, then empty
-    segments. Returns `None` if there are more segments than fit.
+    The first segments have the lengths `lengths`. Segments of padding, of at most `longest` rows
+    each, and then empty segments follow. Returns `None` if there are more segments than fit.
     """
     used = sum(lengths)
     padding = [min(longest, size - at) for at in range(used, size, longest)]

@@ -1,9 +1,10 @@
-"""Steps as CUDA graphs: the language model's layers, captured for a few padded batch shapes
+"""Captures steps as CUDA graphs: the language model's layers, for a few padded batch shapes
 (`Frame`).
 
-It chooses a step's graph, and stores the graphs' inputs other than the batcher's staging buffer,
-their output, and the count of replays. A graph covers a whole step, including attention, which
-reads lengths and pages on the device. Of a plan, only the numbers of rows and tokens are used.
+This module selects the graph for a step. It stores the inputs of graphs other than the batcher's
+staging buffer, their output, and the count of replays. A graph covers a whole step, including
+attention, which reads lengths and pages on the device. The choice depends only on a plan's numbers
+of rows and tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from saccade.runtime.vision.streams import FIRST
 
 class StepMemory:
     """What all step graphs share: the function to capture, and the buffers for image embeddings
-    (`embeddings`) and output states.
+    (`embeddings`) and for output states.
     """
 
     def __init__(
@@ -35,7 +36,10 @@ class StepMemory:
         sizes: StepGraphSizes,
         like: torch.Tensor,
     ) -> None:
-        """Use the dtype, device and width of `like`, a tensor of embeddings."""
+        """Allocate the buffers.
+
+        like: a tensor of embeddings, whose dtype, device and width are used.
+        """
         most = max((0, *sizes.mixed_tokens))
         self.batcher = batcher
         self.states = like.new_zeros((max((0, *sizes.rows, sizes.most_tokens)), net.hidden))
@@ -49,7 +53,11 @@ class StepMemory:
 
 
 class FrameBuffers:
-    """The padded shapes of one kind, each identified by a size. Implements `graphs.Graphed`."""
+    """The inputs and output of graphs for one kind of padded shape, in which a size identifies each
+    shape.
+
+    Implements `graphs.Graphed`.
+    """
 
     def __init__(self, memory: StepMemory, frame: Callable[[int], Frame]) -> None:
         self._memory = memory
@@ -57,7 +65,7 @@ class FrameBuffers:
         self._inputs: dict[int, Batch] = {}
 
     def inputs(self, size: int) -> Batch:
-        """Return the batch of a padded shape. On the first call, the staging buffer contains only
+        """Return the batch of a padded shape. In the first call, the staging buffer contains only
         padding.
         """
         if size not in self._inputs:
@@ -74,8 +82,10 @@ class FrameBuffers:
 
 
 class CapturedSteps:
-    """The CUDA graphs for steps, which the constructor captures. If `sizes.defer`, it captures only
-    the largest of those with prompts, and `capture_next` the others.
+    """Replays the CUDA graphs of steps, which the constructor captures.
+
+    If `sizes.defer`, it captures only the largest graph for steps with prompts, and `capture_next`
+    captures the others.
     """
 
     def __init__(
@@ -105,7 +115,8 @@ class CapturedSteps:
         """Return the smallest captured shape for `rows` rows and `tokens` tokens, where `decoding`
         of the rows decode.
 
-        Returns `None` if the step is too large for all of them, or its graph is still missing.
+        Returns `None` if the step is too large for all shapes, or its graph has not been captured
+        yet.
         """
         if decoding == rows:
             bucket = self._decode.bucket(rows) if self._decode else None
@@ -124,7 +135,8 @@ class CapturedSteps:
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
         """Replay the graph for `frame` and return its states [tokens of `frame`, hidden].
 
-        The states are from the staged step, with padding. The next replay overwrites them.
+        The states are those of the staged step, with padding. The next replay overwrites them.
+
         shown: the embeddings of the step's images.
         """
 
@@ -153,6 +165,6 @@ def open_step_graphs(
     like: torch.Tensor,
     metrics: Metrics,
 ) -> CapturedSteps:
-    """Implement `runtime.graphs.OpenStepGraphs`."""
+    """Capture the graphs for steps. Implements `runtime.graphs.OpenStepGraphs`."""
     memory = StepMemory(net, attention, batcher, sizes, like)
     return CapturedSteps(memory, sizes, begin_captures(like, FIRST), metrics)

@@ -1,8 +1,8 @@
 """Launches every kernel once before the first request, so that no request waits for a compilation.
 
-Chooses a few batch shapes that cover all kernel variants. All of their rows are padding: they write
-to the dummy page and attend to no key. There is no list of kernels: `tests/runtime/test_warm.py`
-compares the variants compiled with those that requests launch.
+Chooses a few batch shapes that cover all kernel variants. All of their rows are padding, which
+writes to the dummy page and attends to no key. There is no list of kernels. Instead,
+`tests/runtime/test_warm.py` compares the variants compiled with those that requests launch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from saccade.runtime.batch_invariance import doubled
 from saccade.runtime.start import Start
 
 BLANK = -1
-"""An adapter index that is never assigned."""
+"""An adapter index that is never assigned to an adapter."""
 
 
 @torch.inference_mode()
 def prepare(start: Start) -> tuple[bool, str]:
-    """Implement `runtime.start.Prepare`: launch every kernel once, compiling several at a time.
+    """Launch every kernel once, compiling several at a time. Implements `runtime.start.Prepare`.
 
-    All ranks take part. Returns False because batch invariance is not measured on GPUs.
+    All ranks must call this together. Returns False, because batch invariance is not measured on
+    GPUs.
     """
     launch = partial(_launch_all, start)
     if compile_abreast := start.net.ops.compiler(start.like.device, start.ranks):

@@ -1,5 +1,5 @@
 """FlashAttention-3 for prefill over pages, with Triton's kernel for decode. The launches depend
-only on the shape of a step, so that it can be captured in a CUDA graph.
+only on the shape of a step, so steps can be captured in CUDA graphs.
 
 NOT YET RUN on a GPU.
 """
@@ -16,10 +16,10 @@ from saccade.plugins.gpu.triton.paged_decode import launch_decode, share_keys
 
 
 class Fa3Attention:
-    """Implements `kernels.reference.paged.AttentionBackend`.
+    """Runs FlashAttention-3. Implements `kernels.reference.paged.AttentionBackend`.
 
-    Heads have at most 256 values, in multiples of 8. Keys and values have the queries' dtype, which
-    must be a 16-bit one.
+    Heads have at most 256 values, in multiples of 8. Keys and values have the dtype of the queries,
+    which must be a 16-bit dtype.
     """
 
     def __init__(self, shape: PagedShape) -> None:

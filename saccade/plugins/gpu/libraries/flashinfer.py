@@ -14,11 +14,13 @@ from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.plugins.gpu.triton.paged import launch_prefill
 
 WORKSPACE_BYTES = 128 << 20
-"""The size that FlashInfer recommends. Start-up reserves it (`engine/memory_estimate.py`)."""
+"""Bytes of the workspace, as FlashInfer recommends. Start-up reserves them
+(`engine/memory_estimate.py`).
+"""
 
 
 class FlashInferAttention:
-    """Implements `kernels.reference.paged.AttentionBackend`."""
+    """Runs FlashInfer for decode. Implements `kernels.reference.paged.AttentionBackend`."""
 
     def __init__(self, shape: PagedShape) -> None:
         self._shape = shape

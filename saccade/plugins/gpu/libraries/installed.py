@@ -1,4 +1,4 @@
-"""The installed FlashAttention packages, and their functions, which are loaded on demand.
+"""Finds the installed FlashAttention packages, and loads their functions on demand.
 
 Detection does not import a package, since that would import torch.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 FA3_PACKAGES = ("flash_attn_interface", "sgl_kernel", "kernels")
-"""Packages that provide FlashAttention-3; the first installed one is used. They are its own (the
-directory hopper of flash-attention's repository), sglang-kernel's, and Hugging Face's `kernels`.
+"""Packages that provide FlashAttention-3, in order of preference: its own (the directory hopper of
+flash-attention's repository), sglang-kernel's, and Hugging Face's `kernels`.
 """
 FA3_INSTALL = (
     "python scripts/install.py kernels: it fetches a build once; sglang-kernel carries one, and so "
@@ -25,7 +25,9 @@ HUB_BUILD, HUB_VERSION = "kernels-community/flash-attn3", 1
 
 
 def find_fa3() -> str | None:
-    """Return the package that provides FlashAttention-3, or `None` if there is none."""
+    """Return the name of the package that provides FlashAttention-3, or `None` if none is
+    installed.
+    """
     for package in FA3_PACKAGES:
         if package == "sgl_kernel" and not _has_module(package, "flash_attn"):
             continue
@@ -36,7 +38,8 @@ def find_fa3() -> str | None:
 
 @cache
 def load_fa3(function: str) -> Callable[..., Any]:
-    """Return the FlashAttention-3 function of this name, which is the same in all packages.
+    """Return the FlashAttention-3 function with this name, which has the same interface in all
+    packages.
 
     Raises ImportError if the library is missing, and any exception from importing a broken package.
     """

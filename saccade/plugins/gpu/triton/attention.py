@@ -21,7 +21,7 @@ NOTHING = tl.constexpr(-1.0e30)
 MIN_PART = 16
 """Minimum number of columns of a product on tensor cores."""
 ALIGNED = 16
-"""Triton specializes on whether a stride is a multiple of this."""
+"""Triton compiles separate variants for strides that are multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """Return the keyword arguments for a launch."""
+        """The keyword arguments for a launch."""
         most = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages} | most
 

@@ -1,4 +1,4 @@
-"""Compiles all kernels that a function launches, several at a time.
+"""Compiles all kernels that a function launches, several of them at a time.
 
 Triton compiles a kernel at its first launch, one by one, while the caller waits. This module runs
 the function twice. In the first run, kernels that are not compiled yet are recorded and skipped.
@@ -30,9 +30,10 @@ EMPTY = {
 
 
 class ZeroedMemory(TorchDispatchMode):
-    """Zero-fills new tensors.
+    """Fills new tensors with zeros.
 
-    They stay so if the kernel that writes them is skipped, and other code may use them as indices.
+    If the kernel that writes a tensor is skipped, it still contains zeros, which other code may use
+    as indices.
     """
 
     def __torch_dispatch__(
@@ -47,10 +48,11 @@ class ZeroedMemory(TorchDispatchMode):
 
 
 def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int = 1) -> int:
-    """Compile the kernels that `work` launches, and return how many they are.
+    """Compile the kernels that `work` launches, and return the number of compiled kernels.
+
+    ranks: the number of processes that compile on this machine at the same time.
 
     Calls `work` once without the kernels that are not compiled yet, so its results are meaningless.
-    ranks: the number of processes that compile on this machine at the same time.
     """
     if knobs.runtime.interpret:
         return 0
@@ -71,7 +73,7 @@ def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int
 
 
 def _index(device: torch.device) -> int:
-    """The GPU's index. A device without an index is the current one of this thread."""
+    """Return the GPU's index. A device without an index is the current one of this thread."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 

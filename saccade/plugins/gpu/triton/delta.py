@@ -23,15 +23,15 @@ from saccade.kernels.reference.delta import LENGTH_EPS, StateRows
 from saccade.plugins.gpu.triton.paged import find_row
 
 CHANNELS = 256
-"""Convolution channels per program."""
+"""Number of convolution channels per program."""
 TOKENS = 16
-"""Convolution tokens per program, if sequences have several."""
+"""Number of convolution tokens per program, if sequences have several tokens."""
 COLUMNS = 32
 """Maximum columns of a state per program, if sequences have one token."""
 LEAST = 16
 """Minimum rows and columns of a product on tensor cores."""
 STEP = ["lines", "q_starts", "kv_lengths"]
-"""The arguments that are views of a step's staging buffer."""
+"""Arguments that are views of the staging buffer of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +412,7 @@ def launch_delta(
 ) -> torch.Tensor:
     """Compute `delta.gated_delta` in at most three launches, without host synchronization.
 
-    chunked: overrides the default, in measurements and tests.
+    chunked: overrides the default chunks, in measurements and tests.
     """
     tokens, heads, value_dim = v.shape
     key_dim = q.shape[2]
@@ -440,7 +440,7 @@ def _launch_steps(
     rows: StateRows,
     out: torch.Tensor,
 ) -> None:
-    """Launch the kernel for the first rows, which have one token each."""
+    """Launch the kernel for the first rows, each of which has one token."""
     heads, value_dim = v.shape[1:]
     key_heads, key_dim = q.shape[1:]
     block_v = min(COLUMNS, triton.next_power_of_2(value_dim))
@@ -495,7 +495,7 @@ def _launch_chunks(
     out: torch.Tensor,
     chunked: Chunked,
 ) -> None:
-    """Launch the kernels for the remaining rows."""
+    """Launch the kernels for the remaining rows, which have several tokens."""
     tokens, heads, value_dim = v.shape
     key_dim = q.shape[2]
     first, count = rows.singles, len(rows.kv_lengths)

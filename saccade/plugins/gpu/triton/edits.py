@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
-"""Logits of a row that a program edits."""
+"""Number of logits of a row that a program edits."""
 ENTRIES = 256
-"""Tokens of a list that are read at a time."""
+"""Number of listed tokens that are read at a time."""
 WARPS = 8
 SEEN = tl.constexpr(1 << 30)
 """A bit of a token's count: the token occurs in the prompt or in the output so far."""
@@ -144,7 +144,8 @@ def launch_edit(
 ) -> None:
     """Edit logits [D, V] float32 in place, for the rows in slots `slots` [D] int64.
 
-    masked: some logits are -inf. A ban that would exclude all remaining tokens is then lifted.
+    masked: whether some logits are -inf. A ban that would exclude all remaining tokens is then
+    lifted.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and tables.counts.shape[1] == vocab
@@ -169,7 +170,7 @@ def launch_edit(
 
 
 def launch_count(slots: torch.Tensor, tables: EditTables, tokens: torch.Tensor) -> None:
-    """Count `tokens` [D] int64, one sampled for each of the rows in slots `slots` [D] int64."""
+    """Count the sampled `tokens` [D] int64 in the slots `slots` [D] int64 of their rows."""
     if len(tokens):
         _count[(len(tokens),)](
             slots, tables.facts, tables.counts, tokens, tables.counts.shape[1], num_warps=1

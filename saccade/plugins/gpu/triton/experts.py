@@ -30,7 +30,7 @@ FEW = Tile(rows=16, keys=32, warps=4, stages=4)
 SOME = Tile(rows=64, keys=64, warps=4, stages=3)
 MANY = Tile(rows=128, keys=128, warps=8, stages=3)
 MANY_WIDE = Tile(rows=32, keys=64, warps=4, stages=2)
-"""For 32-bit values."""
+"""The tile for many pairs of 32-bit values."""
 INPUTS = 128
 """Maximum number of inputs multiplied per iteration."""
 INPUTS_OF_MANY = 64
@@ -291,10 +291,13 @@ def launch_route(logits: torch.Tensor, top: int) -> Routes:
 
 
 def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort the pairs in `experts` [T, K] by expert, and find where each expert's pairs start.
+    """Sort the (row, expert) pairs in `experts` [T, K] by expert, and find where each expert's
+    pairs start.
 
-    Returns the pairs, int32 [T K], and the starts for `count` experts from index `before`, int32
-    [count + 1]. The host reads no values.
+    before: the index of the first expert.
+    count: the number of experts.
+
+    Returns the pairs, int32 [T K], and the starts, int32 [count + 1]. The host reads no values.
     """
     pairs = experts.numel()
     flat = experts.reshape(pairs)
@@ -310,7 +313,7 @@ def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Ten
 
 
 class _Pieces(NamedTuple):
-    """The values of experts, as in Fp8Experts. If `scales` is None, they are not quantized."""
+    """The weights of experts, as in Fp8Experts. They are not quantized if `scales` is None."""
 
     values: torch.Tensor
     scales: torch.Tensor | None
@@ -332,7 +335,10 @@ def launch_experts(
     before: int = 0,
     act: Activation = "silu",
 ) -> torch.Tensor:
-    """Compute `experts.stacked_mlp`. act: one of `GATES`."""
+    """Compute `experts.stacked_mlp`.
+
+    act: one of `GATES`.
+    """
     assert act in GATES
     rows, top = experts.shape
     wide, narrow = _pieces(up), _pieces(down)
@@ -368,7 +374,10 @@ def launch_experts(
 
 
 def _tile_of(pairs_each: float, item: int, eight: bool) -> Tile:
-    """Choose the tile by the average number of pairs per expert. 8-bit scales take registers."""
+    """Return the tile for this average number of pairs per expert.
+
+    eight: whether weights have 8 bits. Their scales take registers.
+    """
     if pairs_each <= FEW.rows / 2:
         return FEW
     if item == 4:

@@ -21,12 +21,12 @@ FEW = (Tiling(16, 64, 1, 4, 4), Tiling(16, 32, 2, 4, 4), Tiling(16, 16, 4, 4, 4)
 bottleneck. A program with fewer outputs keeps as many bytes in flight by splitting the inputs.
 """
 FEW_WIDE = (FEW[0], Tiling(16, 32, 2, 4, 3), Tiling(16, 16, 4, 4, 2))
-"""For 32-bit values, which must fit into 99 KB of shared memory."""
+"""The tilings for at most 16 rows of 32-bit values, which must fit into 99 KB of shared memory."""
 MANY = Tiling(128, 64, 1, 4, 3)
 MANY_SMALL = Tiling(64, 64, 1, 4, 3)
-"""For GPUs with 99 KB of shared memory per multiprocessor."""
+"""The tiling for many rows on GPUs with 99 KB of shared memory per multiprocessor."""
 MANY_WIDE = Tiling(32, 64, 1, 4, 2)
-"""For 32-bit values."""
+"""The tiling for many rows of 32-bit values."""
 INPUTS = 128
 """Maximum number of inputs multiplied per iteration."""
 

@@ -30,7 +30,7 @@ warps. But each program loads all rows, so tiles are no smaller than necessary.
 """
 SOME_WIDE = SOME[1:]
 MANY_WIDE = (Tiling(32, 64, 1, 4, 2),)
-"""For 32-bit values."""
+"""The tilings for many rows of 32-bit values."""
 WORDS = tl.constexpr(16)
 """Words per chunk."""
 QUARTER = tl.constexpr(32)
@@ -196,9 +196,8 @@ def _many(
 def launch_int4(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute `int4.int4_linear` in one launch.
-
-    Takes two launches for a large batch if the matrix's inputs are permuted.
+    """Compute `int4.int4_linear` in one launch, or in two for a large batch if the matrix's inputs
+    are permuted.
     """
     words, scales, zeros = matrix.words, matrix.scales, matrix.zeros
     group, inputs, order = matrix.group, matrix.inputs, matrix.order

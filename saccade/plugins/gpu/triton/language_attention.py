@@ -1,6 +1,6 @@
-"""The GPU attention backends of the language model by name, and Triton's. Keys and values are read
-from the pages, in a fixed number of launches for any number of sequences, without a host
-synchronization.
+"""Attention backends of the language model on GPUs, by name, and the one that uses Triton. Keys and
+values are read from the pages, in a fixed number of launches for any number of sequences, without a
+host synchronization.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from saccade.plugins.gpu.triton.paged_decode import head_groups, share_keys
 
 
 class TritonAttention:
-    """Implements `kernels.paged.AttentionBackend`."""
+    """Runs Saccade's Triton kernels. Implements `kernels.paged.AttentionBackend`."""
 
     def __init__(self, shape: PagedShape) -> None:
         self._scale = shape.scale

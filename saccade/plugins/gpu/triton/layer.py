@@ -22,7 +22,7 @@ HEAD_VALUES = 1024
 """Maximum number of values in the heads that a program of `_rope_and_cache` processes."""
 GATE_VALUES = 1024
 WARP_VALUES = 512
-"""Values of a row per warp of a normalization."""
+"""Number of values of a row per warp in a normalization."""
 MAX_WARPS = 16
 
 
@@ -231,7 +231,10 @@ def _gate(gate_up, out, size: tl.constexpr, block: tl.constexpr, tanh: tl.conste
 
 
 def launch_gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """Compute `layer.gate`. act: one of `GATES`."""
+    """Compute `layer.gate`.
+
+    act: one of `GATES`.
+    """
     assert gate_up.is_contiguous() and act in GATES
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)

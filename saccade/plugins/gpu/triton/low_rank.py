@@ -20,7 +20,7 @@ ROWS = tl.constexpr(GROUP_ROWS)
 RANKS = tl.constexpr(32)
 """Ranks computed by a program of `_shrink`, and per iteration of `_expand`."""
 SPLIT = tl.constexpr(1024)
-"""Inputs summed by a program. Without this split, small batches would have too few programs."""
+"""Number of inputs that a program sums. Without this split, small batches have too few programs."""
 OUTPUTS = tl.constexpr(128)
 EVEN = tl.constexpr(ALIGNED)
 WARPS = 4

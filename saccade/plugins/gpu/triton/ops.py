@@ -100,7 +100,9 @@ def rope_and_cache(
 
 
 class TritonOps(Ops):
-    """Triton's kernels. They never make the host wait for the device, nor read a tensor on it."""
+    """Operations that run as Triton kernels. They never wait for the device on the host, nor read a
+    tensor there.
+    """
 
     name = "Triton"
     attention = ATTENTION

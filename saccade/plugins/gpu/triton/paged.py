@@ -44,7 +44,7 @@ from saccade.plugins.gpu.triton.paged_decode import (
 )
 
 MAX_SPLITS = 8
-"""Maximum KV splits per sequence with few tokens in a launch. With many, blocks are enough."""
+"""Maximum KV splits per sequence in a launch with few tokens. Many tokens fill enough blocks."""
 SPLIT_TOKENS = 512
 """Maximum product of tokens and splits in a launch, to keep the partial results small."""
 MIN_PREFILL_SPLIT_KEYS = 1024
@@ -59,11 +59,11 @@ the other computes exponentials. An H200 reaches 421 TFLOP/s, and 309 with one p
 PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
 """Before Hopper, products are kept in registers. With 64 keys, heads of 128 values would spill."""
 PREFILL_THIN_SMALL = Tile(rows=64, keys=32, warps=4, stages=3)
-"""The same for heads up to 64 values: three such programs fit, and one of 128 rows would spill."""
+"""For heads up to 64 values before Hopper: three programs fit, and one of 128 rows would spill."""
 PREFILL_LARGE = Tile(rows=128, keys=32, warps=8, stages=3)
 """For heads of more than 128 values. With a window, Blackwell's registers allow one stage fewer."""
 PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
-"""The same for GPUs before Hopper, which may have only 99 KB of shared memory."""
+"""For heads of more than 128 values before Hopper, where some GPUs have 99 KB of shared memory."""
 PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 """For 32-bit values, whose blocks take twice the memory."""
 PREFILL_WIDEST = Tile(rows=32, keys=32, warps=8, stages=2)
@@ -343,8 +343,9 @@ def launch_paged(
 ) -> torch.Tensor:
     """Compute `paged_attention_reference` in at most four launches, without host synchronization.
 
-    Takes one more launch if the step's list of KV splits has not been made yet. prefill, piece:
-    override the default tile and split size, in measurements and tests.
+    Takes one more launch if the step's list of KV splits has not been made yet. prefill: overrides
+    the default tile, in measurements and tests.
+    piece: overrides the default split size, in measurements and tests.
     """
     assert q.stride(2) == 1 and q.stride(1) == q.shape[2], "a token's heads lie back to back"
     assert cache.keys.is_contiguous() and cache.values.is_contiguous()
@@ -362,8 +363,9 @@ def launch_paged(
 
 
 def prefill_tile(q: torch.Tensor, window: int | None = None, *, plain: bool = False) -> Tile:
-    """Return the tile for prefill on the device of `q`, in layers with this window. plain: the
-    result of `is_plain`.
+    """Return the tile for prefill on the device of `q`, in layers with this window.
+
+    plain: the result of `is_plain`.
     """
     large, room = q.shape[2] > 128, device.has_room(q.device)
     if q.shape[2] > 256:
@@ -388,10 +390,12 @@ def is_plain(cache: PagedCache, q: torch.Tensor) -> bool:
 
 
 def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
-    """Return the maximum number of programs that share a sequence's keys, for this many tokens.
+    """Return the maximum number of programs that share a sequence's keys.
 
-    With few tokens there are few blocks. Where keys are split depends only on a sequence's length
-    and this number.
+    tokens: the number of tokens in the launch.
+
+    With few tokens there are few blocks, so keys are split. Where they are split depends only on
+    the length of the sequence and on the returned number.
     """
     splits = MAX_SPLITS
     while splits > 1 and splits * tokens > SPLIT_TOKENS:
@@ -400,7 +404,7 @@ def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
 
 
 def most_keys(rows: PagedRows, tokens: int, window: int) -> int:
-    """Return the maximum keys of a sequence that any of its tokens attends to in a launch."""
+    """Return the maximum number of keys to which the tokens of one sequence attend in a launch."""
     capacity = rows.page_table.shape[1] * rows.page_size
     return min(capacity, tokens + window + ROUND.value) if window else capacity
 

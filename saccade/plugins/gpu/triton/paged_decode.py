@@ -288,8 +288,9 @@ def share_keys(
 ) -> DecodeWork:
     """Return the list of splits for a step's sequences with one token, in layers with this window.
 
-    Takes one launch, which must precede theirs on the stream. piece: minimum keys per split, a
-    multiple of 64.
+    piece: the minimum number of keys per split, a multiple of 64.
+
+    This takes one launch, which must precede the launches that use the list on the stream.
     """
     assert piece % ROUND.value == 0
     capacity = rows.page_table.shape[1] * rows.page_size
@@ -317,7 +318,7 @@ def launch_decode(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float, out: torch.Tensor
 ) -> None:
     """Write the attention of the first `rows.singles` tokens to `out`. `rows.work` must be the list
-    of splits.
+    of splits from `share_keys`.
     """
     work = rows.work
     assert work is not None, "a step's list is made first"

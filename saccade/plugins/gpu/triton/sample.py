@@ -469,10 +469,11 @@ def launch_sample(
 ) -> torch.Tensor:
     """Sample one token [D] int64 per row of `logits` [D, V] float32.
 
-    slots: [D] int64, the rows' indices in `table`. table: float32 [slots, COLUMNS]
-    (`reference.sample`). uniforms: [D] float64, points in the cumulative distribution, which starts
-    with the best token. masks: [M, ceil(V / 32)] int32, bits of the allowed tokens, at least one
-    each. lines: [D] int64, each row's index in `masks`, or -1.
+    slots: [D] int64, the rows' indices in `table`.
+    table: float32 [slots, COLUMNS] (`reference.sample`).
+    uniforms: [D] float64, points in the cumulative distribution, which starts with the best token.
+    masks: [M, ceil(V / 32)] int32, bits of the allowed tokens, at least one in each mask.
+    lines: [D] int64, each row's index in `masks`, or -1 for a row without a mask.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and table.is_contiguous()

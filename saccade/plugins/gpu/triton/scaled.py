@@ -22,7 +22,7 @@ from saccade.kernels.reference.fp8 import LARGEST, MIN_AMOUNT, padded_rows
 LINES = 16
 """Maximum number of a row's groups per program, if a program need not process the whole row."""
 WARP_VALUES = 512
-"""Values per warp of a program."""
+"""Number of values per warp of a program."""
 MAX_WARPS = 16
 
 
@@ -137,7 +137,7 @@ def _gate_scaled(
 
 
 def _room(count: int, size: int, group: int, like: torch.Tensor) -> Fp8Rows:
-    """Allocate 8-bit rows. Padding rows are uninitialized."""
+    """Allocate 8-bit rows. Rows of padding are uninitialized."""
     assert size % group == 0 and (group == size or group == triton.next_power_of_2(group))
     rows = padded_rows(count)
     values = torch.empty((rows, size), dtype=FP8, device=like.device)

@@ -143,9 +143,11 @@ def launch_segments(
 ) -> torch.Tensor:  # [T, H, D]
     """Attend within segments: rows of q [T, H, D] to rows of k, v [K, H, D].
 
-    Rows [q_bounds[i], q_bounds[i + 1]) attend to rows [k_bounds[i], k_bounds[i + 1]). q_bounds,
-    k_bounds: [S + 1] int32 on the device. longest: the maximum number of a segment's rows in q.
-    tile: overrides the default, in measurements and tests.
+    Rows [q_bounds[i], q_bounds[i + 1]) attend to rows [k_bounds[i], k_bounds[i + 1]).
+
+    q_bounds, k_bounds: [S + 1] int32 on the device.
+    longest: the maximum number of rows in q of a segment.
+    tile: overrides the default tile, in measurements and tests.
     """
     for each in (q, k, v):
         assert each.stride(2) == 1 and each.stride(1) == each.shape[2], "heads lie back to back"

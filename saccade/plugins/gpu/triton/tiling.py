@@ -1,4 +1,6 @@
-"""Tile sizes for small-batch GEMMs with packed weights, chosen so that all multiprocessors work."""
+"""Selects tile sizes for small-batch GEMMs with packed weights, so that all multiprocessors have
+work.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PROGRAMS = 120
-"""Minimum number of programs: roughly the number of multiprocessors of a data centre GPU."""
+"""Minimum number of programs, which is roughly the number of multiprocessors of a data
+centre GPU.
+"""
 
 
 class Tiling(NamedTuple):
@@ -23,7 +27,11 @@ class Tiling(NamedTuple):
 
 
 def first_that_fills(cuts: Sequence[Tiling], rows: int, outputs: int) -> Tiling:
-    """Return the first tiling with at least `PROGRAMS` programs, or else the last one."""
+    """Return the first tiling in `cuts` that results in at least `PROGRAMS` programs, or else the
+    last one.
+
+    rows: the number of rows of x.
+    """
     for cut in cuts:
         if -(-rows // cut.rows) * -(-outputs // cut.outputs) >= PROGRAMS:
             return cut

@@ -1,4 +1,6 @@
-"""ColQwen2 and ColQwen2.5: Qwen2-VL and Qwen2.5-VL with a vector per token (late interaction)."""
+"""The family of ColQwen2 and ColQwen2.5: Qwen2-VL and Qwen2.5-VL with a vector per token (late
+interaction).
+"""
 
 from saccade.plugin import Family
 

@@ -1,4 +1,6 @@
-"""The network of ColQwen: Qwen-VL's, and a projection of each token to a vector of length 1."""
+"""ColQwen's network: Qwen-VL's network, followed by a projection of each token's state to a vector
+of length 1.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ without a change to the embeddings of images.
 
 
 class Projection:
-    """Implements `nn.protocol.TokenVectors`. Every rank has all of it."""
+    """Projects each token's state to a vector of length 1. Replicated on every rank.
+
+    Implements `nn.protocol.TokenVectors`.
+    """
 
     __slots__ = ("linear",)
 
@@ -34,7 +39,9 @@ class Projection:
 
 
 class ColQwenModel(QwenVLModel):
-    """Builds the network. Tensors have Qwen-VL's names, after `vlm.` in transformers' files."""
+    """Builds the network. Tensors have the same names as Qwen-VL's, with the prefix `vlm.` in
+    transformers' files.
+    """
 
     names = (
         (r"^vlm\.", ""),

@@ -1,7 +1,7 @@
-"""The spec of a ColQwen checkpoint, which is a Qwen-VL checkpoint with a projection to vectors.
+"""Creates the spec of a ColQwen checkpoint: a Qwen-VL checkpoint with a projection to vectors.
 
-It is stored as transformers does, with Qwen-VL's fields in `vlm_config`, or as colpali-engine does,
-with Qwen-VL's fields and tensors only. Runs without torch.
+Supports two formats. In that of transformers, `vlm_config` contains the fields of Qwen-VL. In that
+of colpali-engine, fields and tensors are the same as in Qwen-VL. Runs without torch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ PAGE_PROMPT = (
     "<|endoftext|>"
 )
 WIDTH = 128
-"""Values per vector, unless the checkpoint says otherwise."""
+"""Default number of values per vector."""
 
 
 def colqwen_spec(checkpoint: Checkpoint) -> QwenVLSpec:
-    """Read the spec of a ColQwen checkpoint. Raises CheckpointError with the file and the field."""
+    """Create the spec from a ColQwen checkpoint's JSON files. Raises CheckpointError with the file
+    and the field.
+    """
     config = checkpoint.config
     _check_prompts(read_json(checkpoint.folder / "processor_config.json", required=False))
     inner = config.section("vlm_config") if config.has("vlm_config") else config
@@ -46,7 +48,9 @@ def colqwen_spec(checkpoint: Checkpoint) -> QwenVLSpec:
 
 
 def _check_prompts(processor: Section) -> None:
-    """Raise CheckpointError if the checkpoint was trained with other prompts than `TEMPLATE`'s."""
+    """Raise CheckpointError if the checkpoint was trained with prompts other than those in
+    `TEMPLATE`.
+    """
     for name, usual in (("query_prefix", QUERY_PREFIX), ("visual_prompt_prefix", PAGE_PROMPT)):
         if processor.has(name) and processor.text(name) != usual:
             raise CheckpointError(

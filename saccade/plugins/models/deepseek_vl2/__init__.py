@@ -1,4 +1,4 @@
-"""DeepSeek-VL2, and DeepSeek-V2, which has no vision encoder."""
+"""The family of DeepSeek-VL2, and of DeepSeek-V2, which has no vision encoder."""
 
 from saccade.plugin import Family
 

@@ -1,4 +1,4 @@
-"""The shapes of DeepSeek-VL2's vision encoder, from `config.json`. Does not import torch."""
+"""Reads the sizes of DeepSeek-VL2's vision encoder from `config.json`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
 
 
 def read_vision(config: Section, out: int) -> SiglipConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     if not config.has("language_config"):
         return NO_TOWER
     vision, projector = config.section("vision_config"), config.section("projector_config")

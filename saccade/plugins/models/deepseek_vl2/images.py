@@ -20,11 +20,11 @@ from saccade.nn.shapes import Colours, SiglipConfig
 ALONE = (0, 0)
 """The grid of a single tile, without newlines."""
 CUT_IMAGES = 2
-"""In a prompt with more images than this, each image is a single tile."""
+"""If a prompt has more images than this, each image is encoded as a single tile."""
 MAX_ASPECT = 200
-"""At a higher aspect ratio, the published processor would scale the image to nothing."""
+"""Maximum aspect ratio. Beyond it, the published processor would scale the image to nothing."""
 MAX_TILES = 36
-"""The maximum in a candidate resolution. No published checkpoint has more than 9."""
+"""Maximum number of tiles in a candidate resolution. No published checkpoint has more than 9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,10 @@ class CandidateRules:
         return self._recipe((height, width), self._best((height, width), bounds.max_pixels))
 
     def _best(self, size: Size, most: int) -> Size:
-        """Return the candidate that keeps the most pixels of the image, where enlarging adds none.
+        """Return the candidate resolution that preserves the most pixels of the image.
 
-        Ties are resolved by the smallest unused area, then by order.
+        Enlarging an image does not count as preserving more. Ties are resolved by the smallest
+        unused area, then by order.
         """
         height, width = size
         best, chosen = (0, 0), (self.side, self.side)
@@ -99,13 +100,15 @@ class CandidateRules:
         return fingerprint(family, self.colours, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
-        """Return the grid of a canvas."""
+        """Return the grid of a canvas of this size in pixels."""
         side = self.side
         assert not height % side and not width % side and height > side
         return height // side - 1, width // side
 
     def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
-        """Return the tiles. Their rows of tokens do not include newlines and the separator."""
+        """Return the tiles of a canvas. Their rows of tokens do not include newlines and the
+        separator.
+        """
         side, edge, (rows, columns) = self.side, self.edge, grid
         first, line = edge * (edge + 1) + 1, columns * edge + 1
         found = []
@@ -120,7 +123,7 @@ class CandidateRules:
     def num_tokens(self, grid: Grid) -> int:
         """Count the tokens of the whole image, the separator, and the tiles.
 
-        Each line of tokens ends in a newline token.
+        Each line of tokens ends with a newline token.
         """
         edge, (rows, columns) = self.edge, grid
         return edge * (edge + 1) + 1 + rows * edge * (columns * edge + 1)
@@ -130,7 +133,9 @@ class CandidateRules:
 
 
 def _lines(first: int, line: int, edge: int) -> tuple[range, ...]:
-    """Return the rows of a tile's tokens: `edge` lines of `edge` tokens that start `line` apart."""
+    """Return the indices of a tile's tokens: `edge` lines of `edge` tokens each. Line starts are
+    `line` tokens apart.
+    """
     return tuple(range(at, at + edge) for at in range(first, first + edge * line, line))
 
 
@@ -138,7 +143,7 @@ NO_IMAGES = CandidateRules(0, (), (HALF, HALF), 0, 0)
 
 
 def padded(size: Size, into: Size) -> ImageView:
-    """Scale an image to fit into a size, and center it. Its aspect ratio does not change.
+    """Return how to scale an image to fit into `into` and center it, preserving its aspect ratio.
 
     Uses the arithmetic of Pillow's `ImageOps.pad`.
     """
@@ -154,7 +159,7 @@ def padded(size: Size, into: Size) -> ImageView:
 
 
 def read_images(checkpoint: Checkpoint, vision: SiglipConfig) -> CandidateRules:
-    """Read the rules for images from the checkpoint's files. Raises CheckpointError."""
+    """Read the rules for resizing images from the checkpoint's files. Raises CheckpointError."""
     config = checkpoint.config
     for name, wanted in (("tile_tag", "2D"), ("global_view_pos", "head")):
         if (found := config.text(name, default=wanted)) != wanted:

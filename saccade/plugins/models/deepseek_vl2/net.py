@@ -1,4 +1,4 @@
-"""A DeepSeek-VL2 checkpoint's network, and the names of its tensors."""
+"""Builds DeepSeek-VL2's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from saccade.plugins.models.kit.deepseek_decoder import QUANTISABLE, deepseek_de
 
 
 class DeepseekModel(FamilyModel):
-    """Tensor names become `vision_model.*`, `projector.*`, `image_newline`, `view_seperator` (the
-    spelling on the Hub), `language_model.*` and `lm_head.weight`.
+    """Builds the network. Tensor names are converted to `vision_model.*`, `projector.*`,
+    `image_newline`, `view_seperator` (the spelling on the Hub), `language_model.*` and
+    `lm_head.weight`.
 
     The matrices that project latents to keys and values are not quantized.
     """

@@ -1,5 +1,4 @@
-"""A DeepSeek-VL2 checkpoint's settings, without tensors: sizes, prompts, and the cached data per
-token.
+"""DeepSeek-VL2's `FamilySpec`: sizes, prompts, and the cached data per token.
 
 Does not import torch.
 """
@@ -25,14 +24,19 @@ IMAGE = "<image>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepseekSpec(LatentSpec):
-    """The CPU-side settings of a DeepSeek-VL2 checkpoint."""
+    """DeepSeek-VL2's `FamilySpec`: sizes, prompt expansion and positions, importable
+    without torch.
+    """
 
     vision: SiglipConfig
     images: CandidateRules
 
 
 def deepseek_spec(checkpoint: Checkpoint) -> DeepseekSpec:
-    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = config.section("language_config") if config.has("language_config") else config
     text = read_text(section)

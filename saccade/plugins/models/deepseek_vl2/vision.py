@@ -116,7 +116,9 @@ class DeepseekTower:
         return self.tower.blocks(pack)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the tiles' [M, out] into [m, out] per image, and add newlines and the separator."""
+        """Split the tiles' embeddings [M, out] into one [m, out] per image, and insert newlines and
+        the separator.
+        """
         found = []
         for fact, part in zip(facts, split_images(self, embeddings, facts)):
             if fact.restore is None:
@@ -127,10 +129,10 @@ class DeepseekTower:
 
 
 def lines(grid: Grid, edge: int) -> npt.NDArray[np.int64]:
-    """Return each image token's source row.
+    """Return the source row of each image token.
 
-    The source has the tiles' tokens (edge x edge each), then the tokens of the whole image, a
-    newline and a separator.
+    The source has edge x edge tokens per tile, then the tokens of the whole image, a newline and a
+    separator.
     """
     rows, columns = grid
     count = rows * columns * edge**2

@@ -1,4 +1,4 @@
-"""dots.ocr."""
+"""The family of dots.ocr."""
 
 from saccade.plugin import Family
 

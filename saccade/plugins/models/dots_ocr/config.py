@@ -1,7 +1,6 @@
-"""The shapes of dots.ocr's language model and vision encoder, from `config.json`.
+"""Reads the sizes of dots.ocr's language model and vision encoder from `config.json`.
 
-The language model's fields are at the top level. They are the fields of a Qwen2. Does not import
-torch.
+The language model's fields are at the top level. They are Qwen2's fields. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from saccade.nn.shapes import MergedConfig, RopeConfig, TextConfig
 
 @dataclass(frozen=True, slots=True)
 class DotsConfig(MergedConfig):
-    """The vision encoder and its merger."""
+    """The sizes of the vision encoder and its merger."""
 
     bias: bool  # blocks have biases
     last_norm: bool  # there is a norm after the last block
 
 
 def read_text(config: Section) -> TextConfig:
-    """Read the language model's shape. Raises CheckpointError."""
+    """Read the language model's sizes and options from config.json. Raises CheckpointError."""
     refuse_unsupported(config, "use_sliding_window")
     text = config.filled({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768})
     head_dim = read_head_dim(text)
@@ -43,7 +42,10 @@ def read_text(config: Section) -> TextConfig:
 
 
 def read_vision(config: Section, out: int) -> DotsConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     vision = config.section("vision_config")
     check_channels(vision)
     refuse_flags(vision, "is_causal")

@@ -1,4 +1,4 @@
-"""dots.ocr in GGUF files: a Qwen2, and a vision encoder with gated MLPs."""
+"""Reads dots.ocr from GGUF files: a Qwen2 language model, and a vision encoder with gated MLPs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight, tensors = source.sight, source.sight.file.tensors
     merge = sight.integer("projector.scale_factor")

@@ -1,4 +1,4 @@
-"""A dots.ocr checkpoint's network, and the names of its tensors."""
+"""Builds dots.ocr's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from saccade.plugins.models.dots_ocr.vision import DotsTower
 
 
 class DotsModel(FamilyModel):
-    """Tensor names become `vision_tower.*`, `language_model.*` and `lm_head.weight`."""
+    """Builds the network. Tensor names are converted to `vision_tower.*`, `language_model.*` and
+    `lm_head.weight`.
+    """
 
     spec: DotsSpec
 

@@ -1,4 +1,4 @@
-"""A dots.ocr checkpoint's settings, without tensors.
+"""dots.ocr's `FamilySpec`.
 
 Images are Qwen2-VL's. Their tokens have 1-D positions, like text. Does not import torch.
 """
@@ -23,7 +23,7 @@ from saccade.plugins.models.dots_ocr.config import DotsConfig, read_text, read_v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotsSpec(DecoderSpec):
-    """The CPU-side settings of a dots.ocr checkpoint."""
+    """dots.ocr's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: DotsConfig
     text: TextConfig
@@ -31,7 +31,10 @@ class DotsSpec(DecoderSpec):
 
 
 def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
-    """Read a dots.ocr checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     text = read_text(config)
     vision = read_vision(config, text.hidden)

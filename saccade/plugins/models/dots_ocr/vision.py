@@ -36,7 +36,7 @@ def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) 
 
 
 class DotsTower(AxialTower):
-    """Encodes uint8 pixels to embeddings. Patches are normalized before the first block."""
+    """Encodes uint8 pixels to embeddings. Normalizes patches before the first block."""
 
     __slots__ = ("norm",)
 

@@ -1,4 +1,4 @@
-"""Gemma 3, with or without a vision encoder."""
+"""The family of Gemma 3, with or without a vision encoder."""
 
 from saccade.plugin import Family
 

@@ -1,4 +1,4 @@
-"""Gemma 3 in GGUF files, with or without a vision encoder."""
+"""Reads Gemma 3 from GGUF files, with or without a vision encoder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from saccade.plugins.gguf.layers import LAYER, Layered, TowerNames, colours, sig
 EVERY = 6
 """Every sixth layer has full attention by default. The others have a sliding window."""
 LARGEST, MAX_LAYERS = "27B", 62
-"""The model whose query scaling is derived from its width and heads instead of the head size."""
+"""The size name and layer count of the model whose query scaling is derived from its hidden size
+and number of heads instead of the head size.
+"""
 NEAR_THETA = 10_000.0
 BILINEAR = 2
 TOKENS = {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>"}
 ROWS = ("<image_soft_token>", "[multimodal]", "<unused0>")
-"""The first of these in the vocabulary marks an image's rows. Its own embedding is never used."""
+"""Names of the image token, in order of preference. Its embedding in the file is never used."""
 NAMES = TowerNames(
     outer={
         "v.patch_embd": "model.vision_tower.embeddings.patch_embedding",
@@ -71,8 +73,9 @@ TEXT = Layered(
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight = source.sight
     vision = siglip_config(sight, "siglip_vision_model") | {"vision_use_head": False}

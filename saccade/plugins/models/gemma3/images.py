@@ -53,7 +53,7 @@ class SquareRules:
         return fingerprint(family, self.colours, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
-        """Return the grid of a canvas."""
+        """Return the grid of a canvas of this size in pixels."""
         assert height == width == self.side
         return ONE
 
@@ -68,7 +68,9 @@ NO_IMAGES = SquareRules(0, 0, 0, (HALF, HALF), "bilinear")
 
 
 def read_images(processor: Section, vision: SiglipConfig) -> SquareRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     if processor.flag("do_pan_and_scan", default=False):
         raise CheckpointError(
             f"{processor.where}: do_pan_and_scan true is not supported: an image would become "

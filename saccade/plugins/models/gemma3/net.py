@@ -1,4 +1,4 @@
-"""A Gemma 3 checkpoint's network, and the names of its tensors."""
+"""Builds Gemma 3's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROJECTOR = "multi_modal_projector"
 
 
 class MeanProjector:
-    """Averages patches into tokens, and projects them. Replicated on every rank."""
+    """Averages patches into tokens, and projects them to embeddings. Replicated on every rank."""
 
     __slots__ = ("norm", "project")
 
@@ -86,7 +86,7 @@ def gemma_layer(
 
 
 class GemmaDecoder:
-    """Maps tokens and image embeddings to states, and states to logits.
+    """Gemma 3's language model: maps tokens and image embeddings to states, and states to logits.
 
     Implements `nn.protocol.LanguageModel`.
     """
@@ -133,8 +133,9 @@ class GemmaDecoder:
 
 
 class Gemma3Model(FamilyModel):
-    """Tensor names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`, for older and newer files alike.
+    """Builds the network. Tensor names are converted to `vision_model.*`,
+    `multi_modal_projector.*`, `language_model.*` and `lm_head.weight`, for older and newer files
+    alike.
     """
 
     spec: Gemma3Spec

@@ -1,4 +1,4 @@
-"""A Gemma 3 checkpoint's settings, without tensors: sizes, prompts, windows.
+"""Gemma 3's `FamilySpec`: sizes, prompts, windows.
 
 An image's tokens attend to each other in both directions. Does not import torch.
 """
@@ -49,15 +49,15 @@ ABSENT = {
     "query_pre_attn_scalar": 256.0,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""transformers' defaults for fields that the file does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
 @dataclass(frozen=True, slots=True)
 class GemmaText(ShapedText):
-    """The language model.
+    """The language model's sizes and options.
 
-    `shape.rope` is for layers with full attention, `local_rope` for those with a window.
+    `shape.rope` is for layers with full attention, `local_rope` for layers with a window.
     """
 
     local_rope: RopeConfig
@@ -70,7 +70,10 @@ NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
 
 
 def read_vision(config: Section, out: int) -> SiglipConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     if not config.has("vision_config"):
         return NO_TOWER
     vision = config.section("vision_config")
@@ -88,7 +91,7 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
 
 
 def read_text(config: Section, text: Section) -> GemmaText:
-    """Read the language model's shape. Raises CheckpointError."""
+    """Read the language model's sizes and options from config.json. Raises CheckpointError."""
     refuse_flags(text, "attention_bias", "use_bidirectional_attention")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if text.has(name):
@@ -147,7 +150,7 @@ BOI = "<start_of_image>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Spec(BaseSpec):
-    """The CPU-side settings of a Gemma 3 checkpoint."""
+    """Gemma 3's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: SiglipConfig
     text: GemmaText
@@ -169,7 +172,10 @@ class Gemma3Spec(BaseSpec):
 
 
 def gemma3_spec(checkpoint: Checkpoint) -> Gemma3Spec:
-    """Read a Gemma 3 checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)
@@ -194,7 +200,9 @@ def gemma3_spec(checkpoint: Checkpoint) -> Gemma3Spec:
 
 
 def _placeholder(checkpoint: Checkpoint, vocab: int) -> Placeholder:
-    """Return the placeholder. Templates mark an image by its first token."""
+    """Return the placeholder that image tokens replace. Chat templates mark an image with its first
+    token.
+    """
     config = checkpoint.config
     begin = read_token(config, vocab, "boi_token_index", "boi_token_id", default=255999)
     row = read_token(config, vocab, "image_token_index", "image_token_id", default=262144)

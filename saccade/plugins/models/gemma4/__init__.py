@@ -1,4 +1,4 @@
-"""Gemma 4, with a vision encoder, with an embedder, or text-only."""
+"""The family of Gemma 4, with a vision encoder, with an embedder, or text-only."""
 
 from saccade.plugin import Family
 

@@ -1,4 +1,4 @@
-"""The shapes of Gemma 4's language model and vision encoder, from `config.json`.
+"""Reads the sizes of Gemma 4's language model and vision encoder from `config.json`.
 
 Supports transformers' Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration, which
 has an embedder instead of a vision encoder, and the text-only variants of both. Does not import
@@ -26,7 +26,7 @@ ABSENT: dict[str, dict[str, object]] = {
         "use_bidirectional_attention": "vision",
     },
 }
-"""By model type, defaults for missing fields in which transformers' classes differ."""
+"""For each model type, the defaults of missing fields in which transformers' classes differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Placeholder tokens. They are embedded as `padding` because their embeddings get replaced."""
+    """IDs of placeholder tokens. They are embedded like the `padding` token because image
+    embeddings replace theirs.
+    """
 
     tokens: tuple[int, ...]
     padding: int
@@ -47,7 +49,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Text:
-    """The language model."""
+    """The language model's sizes and options."""
 
     # sizes
     vocab_size: int
@@ -72,7 +74,7 @@ class Gemma4Text:
 
 @dataclass(frozen=True, slots=True)
 class TowerHeads:
-    """The vision encoder's attention heads.
+    """The sizes of the vision encoder's attention heads.
 
     theta: the base of the rotary embedding on both axes.
     """
@@ -84,7 +86,7 @@ class TowerHeads:
 
 @dataclass(frozen=True, slots=True)
 class TowerConfig:
-    """The vision encoder.
+    """The sizes of the vision encoder.
 
     merge x merge adjacent patches become one token of `out` values.
     """
@@ -104,17 +106,19 @@ class TowerConfig:
 
     @property
     def unit(self) -> int:
-        """The edge of a token in pixels."""
+        """The edge, in pixels, of the square that becomes one token."""
         return self.patch * self.merge
 
     @property
     def pooled(self) -> int:
-        """The edge of a token in patches, as the image processor counts them."""
+        """The edge, in patches, of the square that becomes one token, as the image processor counts
+        them.
+        """
         return self.merge
 
     @property
     def longest(self) -> int:
-        """The maximum tokens along an edge, as limited by the learned positions."""
+        """The maximum number of tokens along an edge, as limited by the learned positions."""
         return self.places // self.merge
 
     @property
@@ -127,7 +131,9 @@ class TowerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbedderConfig:
-    """Replaces a vision encoder: a token's pixels are projected directly to its embedding."""
+    """The sizes of the embedder that replaces a vision encoder and projects pixels directly to
+    embeddings.
+    """
 
     hidden: int
     # the edge of a patch in pixels and of a token in patches, as the image processor counts them
@@ -142,7 +148,7 @@ class EmbedderConfig:
 
     @property
     def unit(self) -> int:
-        """The edge of a token in pixels."""
+        """The edge, in pixels, of the square that becomes one token."""
         return self.patch * self.pooled
 
     @property
@@ -151,7 +157,9 @@ class EmbedderConfig:
 
     @property
     def cuts(self) -> Divisible:
-        """The divisor 1, because every rank has the whole embedder."""
+        """The divisor 1: the embedder is replicated on every rank, so any number of ranks
+        is valid.
+        """
         return ((1, "image embedder"),)
 
 
@@ -161,13 +169,13 @@ NO_TOWER = TowerConfig(
 
 
 def read_kind(config: Section) -> str:
-    """Return the model type, one of `KINDS`. Text-only models have one too."""
+    """Return the model type, one of `KINDS`. A text-only checkpoint has one of them, too."""
     kind = config.text("model_type", default=KINDS[0]).removesuffix("_text")
     return kind if kind in KINDS else KINDS[0]
 
 
 def read_text(config: Section, text: Section) -> Gemma4Text:
-    """Read the language model's shape. Raises CheckpointError."""
+    """Read the language model's sizes and options from config.json. Raises CheckpointError."""
     # A null is explicit, and not a default: attention within images is causal then.
     text = text.changed({**ABSENT[read_kind(config)], **text.data})
     refuse_flags(text, "attention_bias")
@@ -245,7 +253,10 @@ def _silent(config: Section, text: Section, vocab: int) -> Silent:
 
 
 def read_vision(config: Section, out: int) -> TowerConfig | EmbedderConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     if not config.has("vision_config"):
         return NO_TOWER
     vision, kind = config.section("vision_config"), read_kind(config)

@@ -1,7 +1,8 @@
-"""Gemma 4 12B's image embedder, which replaces a vision encoder. A token's pixels are normalized
-and projected, learned positions of its row and column are added, and the sum is projected again.
+"""Gemma 4 12B's image embedder, which replaces a vision encoder.
 
-It is replicated on every rank. It has no attention, so an image's tokens are independent.
+It normalizes and projects each token's pixels, adds learned positions of the token's row and
+column, and projects the sum. It has no attention, so an image's tokens are independent. Replicated
+on every rank.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from saccade.plugins.models.gemma4.vision import UnitNorm
 
 NAME = "vision_embedder"
 EPS = 1e-5
-"""The default epsilon of PyTorch's LayerNorm."""
+"""Default epsilon of PyTorch's LayerNorm, which the checkpoint does not specify."""
 
 
 class PixelNorm:
-    """Layer norm over all bytes of a token, scaled to the range from 0 to 1."""
+    """Scales the bytes of a token's pixels to the range from 0 to 1, and applies layer norm to all
+    of them.
+    """
 
     __slots__ = ("bias", "dtype", "mean", "std", "unit", "weight")
 
@@ -111,5 +114,5 @@ class ImageEmbedder:
         return self.project(self.norm(pack.rows))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split [N, out] into [n, out] for each image, unchanged and in reading order."""
+        """Split [N, out] into one [n, out] per image, in the same order."""
         return copy_images(self, embeddings, facts)

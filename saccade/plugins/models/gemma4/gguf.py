@@ -1,4 +1,4 @@
-"""Gemma 4 in GGUF files, with or without a vision encoder."""
+"""Reads Gemma 4 from GGUF files, with or without a vision encoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BICUBIC = 3
 TOKENS_OF_AN_IMAGE = 280
 """Maximum tokens of an image, as in all published image processors."""
 MERGE = 3
-"""The default edge of a token in patches."""
+"""Default edge, in patches, of the square that becomes one token."""
 TOKENS = {
     "boi_token_id": "<|image>",
     "image_token_id": "<|image|>",
@@ -40,7 +40,7 @@ CLIPPED = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""The matrices of a block whose inputs and outputs are clamped."""
+"""The matrices in a block whose inputs and outputs are clamped."""
 TOWER = TowerNames(
     outer={
         "v.patch_embd": "model.vision_tower.patch_embedder.input_proj",
@@ -94,7 +94,7 @@ TEXT = Layered(
 
 
 def text_config(fields: MetadataFields, tensors: Collection[str]) -> dict[str, Any]:
-    """Return the language model's part of config.json. Raises CheckpointError."""
+    """Return the language model's section of config.json. Raises CheckpointError."""
     layers = layer_count(fields.file)
     near = fields.flags("attention.sliding_window_pattern", layers)
     if all(near):
@@ -142,9 +142,10 @@ def text_config(fields: MetadataFields, tensors: Collection[str]) -> dict[str, A
 
 
 def _ropes(fields: MetadataFields) -> dict[str, Any]:
-    """Return both rotary embeddings.
+    """Return the configurations of both rotary embeddings.
 
-    In layers with full attention, heads are partly rotated: by the fraction of factors that are 1.
+    In layers with full attention, only part of each head is rotated: the fraction of frequency
+    factors in the file that equal 1.
     """
     factors = floats_in(fields.file, fields.tensor(FACTORS))
     return {
@@ -158,14 +159,17 @@ def _ropes(fields: MetadataFields) -> dict[str, Any]:
 
 
 def tower_names(file: GgufFile) -> NamedTensors:
-    """Name the vision encoder's tensors. The audio encoder's tensors get unused names."""
+    """Map the vision encoder's tensors to their names in transformers. The audio encoder's tensors
+    get names that no module uses.
+    """
     for name, made in TOWER(file):
         yield (f"model.audio_tower.{name}" if name.startswith(("a.", "mm.a.")) else name), made
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "gemma4_vision")

@@ -18,7 +18,7 @@ from saccade.families.kit.config_readers import read_resample, require_flags
 from saccade.plugins.models.gemma4.config import EmbedderConfig, TowerConfig
 
 BUDGETS = (70, 140, 280, 560, 1120)
-"""The maximum numbers of tokens per image that the model was trained for."""
+"""The token budgets per image that the model was trained for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class BudgetRules:
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """Bounds in pixels. A request with a lower maximum gets the next smaller budget."""
+        """The minimum and maximum pixels. If a request lowers the maximum, the image gets the next
+        smaller budget.
+        """
         token = self.unit**2
         least = token * self._budgets[0]
         return PixelBounds(least, least, token * self.budget)
@@ -75,7 +77,7 @@ class BudgetRules:
         return fingerprint(family, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
-        """Return the grid of a canvas."""
+        """Return the grid of a canvas of this size in pixels."""
         assert height % self.unit == 0 and width % self.unit == 0
         return height // self.unit, width // self.unit
 
@@ -90,10 +92,10 @@ NO_IMAGES = BudgetRules(0, "bicubic", 0, 1)
 
 
 def fit(height: int, width: int, budget: int, unit: int) -> tuple[int, int]:
-    """Return the rows and columns of tokens for an image within a budget.
+    """Return the rows and columns of tokens of an image that fills a budget of tokens.
 
-    The image is scaled to fill the budget. Then each edge is rounded down to whole tokens of `unit`
-    pixels, but at least one. The arithmetic is bitwise equal to transformers'.
+    The image is scaled to fill the budget. Then each edge is rounded down to a multiple of `unit`
+    pixels, but to at least one unit. Results are bit-identical to transformers'.
     """
     factor = math.sqrt(budget * unit**2 / (height * width))
     rows, columns = int(factor * height / unit), int(factor * width / unit)
@@ -105,7 +107,9 @@ def fit(height: int, width: int, budget: int, unit: int) -> tuple[int, int]:
 
 
 def read_images(processor: Section, vision: TowerConfig | EmbedderConfig) -> BudgetRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     require_flags(processor, "do_resize", "do_rescale")
     scale = processor.number("rescale_factor", default=1 / 255)
     if not math.isclose(scale, 1 / 255) or processor.flag("do_normalize"):

@@ -1,4 +1,4 @@
-"""The layers of Gemma 4's language model, which differ in shape, from `config.json`.
+"""Reads the shapes of the language model's layers, which differ in Gemma 4, from `config.json`.
 
 Does not import torch.
 """
@@ -13,12 +13,12 @@ from saccade.families.kit.config_readers import read_layer_types
 
 FULL, NEAR = "full_attention", "sliding_attention"
 ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}
-"""The default type, base and rotated fraction of heads, by attention type."""
+"""For each attention type, the default RoPE type, base, and fraction of a head that is rotated."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One layer's shape."""
+    """One layer's window and sizes, and the layer whose KV cache it reads."""
 
     window: int | None  # as in `AttentionShape`
     source: int  # the layer whose cached keys and values it reads: itself or an earlier one
@@ -30,7 +30,9 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotates the fraction `share` of a head's angles. Positions are divided by `factor`."""
+    """A rotary embedding that rotates the fraction `share` of a head. Positions are divided by
+    `factor`.
+    """
 
     theta: float
     share: float
@@ -75,15 +77,15 @@ def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
 
 
 def _kinds(text: Section, count: int) -> tuple[str, ...]:
-    """Return each layer's attention type. By default, every sixth has full attention. The last one
-    always has it.
+    """Return the attention type of each layer. By default, every sixth layer has full attention.
+    The last layer always does.
     """
     usual = tuple(NEAR if (at + 1) % 6 else FULL for at in range(count))
     return (*(read_layer_types(text, count, ROPES) or usual)[:-1], FULL)
 
 
 def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
-    """Return the last layer of this attention type that has its own cache."""
+    """Return the index of the last layer with this attention type that has its own KV cache."""
     if kind not in own:
         raise CheckpointError(
             f"{text.where}: num_kv_shared_layers leaves no layer of type {kind} with its own cache"
@@ -109,8 +111,9 @@ def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int
 
 
 def _own_fields(layers: Section, at: int) -> Section:
-    """Return the fields of one layer, whose key in the file may have leading zeros. Raises
-    CheckpointError.
+    """Return the fields of one layer. Its key in the file may have leading zeros.
+
+    Raises CheckpointError.
     """
     if strange := [key for key in layers.data if not key.isdecimal()]:
         raise CheckpointError(f"{layers.where}: {strange[0]!r} is not a layer index")
@@ -118,8 +121,9 @@ def _own_fields(layers: Section, at: int) -> Section:
 
 
 def read_ropes(text: Section) -> tuple[Rope, Rope]:
-    """Return the rotary embeddings for layers with windows, and for the others. Raises
-    CheckpointError.
+    """Return the rotary embeddings of layers with windows, and of layers with full attention.
+
+    Raises CheckpointError.
     """
     if text.has("rope_scaling"):  # it would apply to all layers, instead of rope_parameters
         raise CheckpointError(f"{text.where}: rope_scaling is not supported: use rope_parameters")

@@ -1,4 +1,4 @@
-"""A Gemma 4 checkpoint's network, and the names of its tensors."""
+"""Builds Gemma 4's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KEYS = re.compile(r"language_model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.
 
 
 class Gemma4Model(FamilyModel):
-    """Tensor names become `vision_tower.*` (or `vision_embedder.*`), `embed_vision.*`,
-    `language_model.*` and `lm_head.weight`.
+    """Builds the network. Tensor names are converted to `vision_tower.*` (or `vision_embedder.*`),
+    `embed_vision.*`, `language_model.*` and `lm_head.weight`.
     """
 
     spec: Gemma4Spec
@@ -44,7 +44,9 @@ class Gemma4Model(FamilyModel):
         return Gemma4Decoder(weights, self.spec.text, shard)
 
     def harmless(self, name: str) -> bool:
-        """Also accept keys and values stored for layers that use another layer's."""
+        """Return True also for stored keys and values of layers that reuse another layer's KV
+        cache.
+        """
         if found := KEYS.match(name):
             layer, layers = int(found[1]), self.spec.text.layers
             return layer < len(layers) and layers[layer].source != layer

@@ -1,4 +1,4 @@
-"""A Gemma 4 checkpoint's settings, without tensors: sizes, prompts, windows.
+"""Gemma 4's `FamilySpec`: sizes, prompts, windows.
 
 Does not import torch.
 """
@@ -35,7 +35,7 @@ class Gemma4Options(FamilyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Spec(BaseSpec):
-    """The CPU-side settings of a Gemma 4 checkpoint."""
+    """Gemma 4's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: TowerConfig | EmbedderConfig
     text: Gemma4Text
@@ -73,7 +73,10 @@ class Gemma4Spec(BaseSpec):
 
 
 def gemma4_spec(checkpoint: Checkpoint) -> Gemma4Spec:
-    """Read a Gemma 4 checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

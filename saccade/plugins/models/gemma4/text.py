@@ -1,4 +1,4 @@
-"""Gemma 4's language model: layers of two shapes, and a second token embedding for each layer.
+"""Gemma 4's language model, which has layers of two shapes, and a second token embedding per layer.
 
 The last layers may reuse keys and values of earlier ones. Windows and attention within images are
 implemented by the attention backend (`AttentionShape`).
@@ -27,7 +27,7 @@ STACK = "language_model"
 
 
 class PartialRope:
-    """Rotary tables for 1-D positions. The last values of a head may stay unrotated."""
+    """Computes rotary tables for 1-D positions. The last values of a head may stay unrotated."""
 
     __slots__ = ("inv_freq",)
 
@@ -43,9 +43,10 @@ class PartialRope:
 
 
 class Gemma4Attention:
-    """Attention that may use the keys and values of another layer.
+    """Attention that may reuse the KV cache of another layer.
 
-    Queries, keys and values are normalized, but values without weights. Scores are not scaled.
+    Queries, keys and values are normalized; the norm of values has no weights. Scores are not
+    scaled.
     """
 
     __slots__ = (
@@ -99,7 +100,7 @@ class Gemma4Attention:
 
 
 class LayerInput:
-    """Adds the layer's token embedding to the residual stream after the layer, gated by it."""
+    """Adds the layer's own token embedding, gated by the residual stream, after the layer."""
 
     __slots__ = ("gate", "norm", "widen")
 
@@ -117,7 +118,9 @@ class LayerInput:
 
 
 class ExpertsBeside:
-    """Experts that run in parallel with the MLP on the same input. Normalizes and adds both."""
+    """Runs experts in parallel with the MLP on the same input, normalizes both results, and adds
+    them.
+    """
 
     __slots__ = (
         "expert_scales",
@@ -160,7 +163,9 @@ class ExpertsBeside:
 
 
 class Gemma4Layer:
-    """Layer with attention and an MLP, each with norms before and after, and a residual."""
+    """A layer of attention and an MLP, each with norms before and after, and a residual
+    connection.
+    """
 
     __slots__ = (
         "beside",
@@ -219,8 +224,8 @@ class Gemma4Layer:
 
 
 class PerLayerEmbedding:
-    """The token embeddings of all layers: a row of a table plus a projection of the first hidden
-    state.
+    """Computes the additional token embedding of each layer: a row of a table, plus a projection of
+    the decoder's input.
     """
 
     __slots__ = ("norm", "project", "projected_scale", "scale", "table", "width")
@@ -314,7 +319,7 @@ class Gemma4Decoder:
 
 
 def _head_dim(text: Gemma4Text, *, windows: bool) -> int:
-    """Return the head size of all layers with, or without, windows; 2 if there are none."""
+    """Return the head size of the layers with windows, or of those without; 2 if there are none."""
     found = (each.head_dim for each in text.layers if (each.window is not None) == windows)
     return next(found, 2)
 

@@ -1,8 +1,8 @@
 """Gemma 4's vision encoder, for packed images of any size.
 
 It has learned and rotary positions on two axes, and norms before and after attention and MLP. A
-token is the mean of its patches. The column rotates the first half of a head, the row the second.
-Tensors that depend only on an image's grid are in its `GridFacts`.
+token is the mean of its patches. RoPE rotates the first half of a head by the patch's column, and
+the second half by its row. Tensors that depend only on an image's grid are in its `GridFacts`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HALF = 127.5
 
 
 class Axes(NamedTuple):
-    """The rotations by column and by row."""
+    """The rotations of patches by their column and by their row."""
 
     column: Rotation
     row: Rotation
@@ -46,7 +46,9 @@ class Axes(NamedTuple):
 
 
 class ClippedLinear:
-    """A linear layer whose inputs and outputs are clamped, if the checkpoint has limits."""
+    """A linear layer that clamps its inputs and outputs if the checkpoint contains limits
+    for them.
+    """
 
     __slots__ = ("inputs", "outputs", "product")
 
@@ -57,7 +59,7 @@ class ClippedLinear:
         config: TowerConfig,
         make: Callable[[str], Linear | RowLinear],
     ) -> None:
-        """Create the layer with `make`, which gets its name, and load the limits."""
+        """Create the layer by calling `make` with its name, and load its limits."""
         self.product = make(f"{name}.linear")
         self.inputs: tuple[float, float] | None = None
         self.outputs: tuple[float, float] | None = None
@@ -104,7 +106,9 @@ class TowerMLP:
 
 
 class Gemma4Block:
-    """Block with attention and an MLP, each with norms before and after, and a residual."""
+    """A block of attention and an MLP, each with norms before and after, and a residual
+    connection.
+    """
 
     __slots__ = (
         "dim",
@@ -158,7 +162,7 @@ class Gemma4Block:
         cuts: Sequence[Cut],
         attention: TowerAttention,
     ) -> Pieces:
-        """Run like `nn.patches.block_pieces`, with a rotation for each cut."""
+        """Run as `nn.patches.block_pieces` does, with one rotation per cut."""
 
         def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
             return self._project(rows, rotations[cut])
@@ -293,5 +297,5 @@ class Gemma4Tower:
         return self.connector(x)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split [M, out] into [m, out] for each image, unchanged and in reading order."""
+        """Split [M, out] into one [m, out] per image, in the same order."""
         return copy_images(self, embeddings, facts)

@@ -1,4 +1,4 @@
-"""GLM-OCR."""
+"""The family of GLM-OCR."""
 
 from saccade.plugin import Family
 

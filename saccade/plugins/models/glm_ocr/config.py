@@ -1,4 +1,4 @@
-"""The shapes of GLM-OCR's language model and vision encoder, from `config.json`.
+"""Reads the sizes of GLM-OCR's language model and vision encoder from `config.json`.
 
 Does not import torch.
 """
@@ -31,12 +31,12 @@ ABSENT = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
 }
-"""transformers' defaults for fields that the file does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class CogConfig(MergedConfig):
-    """The vision encoder and its merger."""
+    """The sizes of the vision encoder and its merger."""
 
     frames: int  # temporal size of the first kernel. A still image is repeated over it.
     bias: bool  # the linear layers of blocks have biases
@@ -44,7 +44,7 @@ class CogConfig(MergedConfig):
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Read the language model's shape. Raises CheckpointError."""
+    """Read the language model's sizes and options from config.json. Raises CheckpointError."""
     refuse_unsupported(text, "attention_bias")
     # A null number of heads, or head size, follows from other fields.
     absent = {name: value for name, value in ABSENT.items() if name not in text.data}
@@ -59,7 +59,10 @@ def read_text(config: Section, text: Section) -> TextConfig:
 
 
 def read_vision(config: Section, out: int) -> CogConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     vision = config.section("vision_config")
     if vision.integer("in_channels", default=3) != 3:
         raise CheckpointError(f"{vision.where}: in_channels must be 3")

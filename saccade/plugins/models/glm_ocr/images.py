@@ -48,7 +48,9 @@ class GlmRules(RaisedRules):
 
 
 def read_images(processor: Section, vision: CogConfig) -> GlmRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     patch, merge, frames = vision.patch, vision.merge, vision.frames
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
     colours = read_colours(processor, CLIP_MEAN, CLIP_STD)

@@ -1,4 +1,4 @@
-"""A GLM-OCR checkpoint's network, and the names of its tensors.
+"""Builds GLM-OCR's network, and maps tensor names to canonical ones.
 
 Layers have norms before and after both attention and MLP. The last layer in the files, which
 predicts draft tokens, is not loaded.
@@ -40,8 +40,9 @@ def sandwich_layer(
 
 
 class GlmModel(FamilyModel):
-    """Tensor names become `visual.*`, `language_model.*` and `lm_head.weight`. GGUF files, which
-    have only the language model, prefix its names with `model.`.
+    """Builds the network. Tensor names are converted to `visual.*`, `language_model.*` and
+    `lm_head.weight`. GGUF files, which have only the language model, prefix its names with
+    `model.`.
     """
 
     spec: GlmSpec
@@ -64,5 +65,7 @@ class GlmModel(FamilyModel):
         )
 
     def harmless(self, name: str) -> bool:
-        """Also accept the layer after the last one, which predicts draft tokens."""
+        """Return True also for the tensors of the additional last layer, which predicts draft
+        tokens.
+        """
         return super().harmless(name) or name.startswith(f"{layer_name(self.spec.text.layers)}.")

@@ -1,4 +1,4 @@
-"""A GLM-OCR checkpoint's settings, without tensors.
+"""GLM-OCR's `FamilySpec`.
 
 Prompts and positions are Qwen2-VL's. Does not import torch.
 """
@@ -17,13 +17,16 @@ from saccade.plugins.models.glm_ocr.images import read_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlmSpec(RaisedSpec):
-    """The CPU-side settings of a GLM-OCR checkpoint."""
+    """GLM-OCR's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: CogConfig
 
 
 def glm_spec(checkpoint: Checkpoint) -> GlmSpec:
-    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

@@ -26,7 +26,7 @@ WIDER = 3
 
 
 class TurnedHeads:
-    """Computes queries, keys and values, and normalizes each head's queries and keys."""
+    """Computes queries, keys and values, and normalizes the queries and keys of each head."""
 
     __slots__ = ("eps", "heads", "ops", "product", "weight")
 
@@ -86,7 +86,7 @@ class GatedMerger:
 
 
 class CogTower(AxialTower):
-    """Encodes uint8 pixels to embeddings."""
+    """Encodes uint8 pixels to embeddings with CogViT and its merger."""
 
     __slots__ = ()
 

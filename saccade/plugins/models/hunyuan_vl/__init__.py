@@ -1,4 +1,4 @@
-"""HunyuanOCR."""
+"""The family of HunyuanOCR."""
 
 from saccade.plugin import Family
 

@@ -1,4 +1,4 @@
-"""The shapes of HunyuanOCR's language model and vision encoder, from `config.json`.
+"""Reads the sizes of HunyuanOCR's language model and vision encoder from `config.json`.
 
 The Hub's file has the language model's fields at the top level. Does not import torch.
 """
@@ -30,15 +30,15 @@ ABSENT = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 2048,
 }
-"""transformers' defaults for fields that the file does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 INTERPOLATIONS = ("bilinear", "bicubic")
 OTHER_NAMES = {"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"}
-"""Fields, and their names in older files."""
+"""Maps the names of fields to their names in older files."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedConfig(MergedConfig):
-    """The vision encoder and its merger."""
+    """The sizes of the vision encoder and its merger."""
 
     side: int  # the edge in pixels of an image that has the learned positions' native size
     interpolation: str  # how the learned positions are resized for other images
@@ -50,7 +50,7 @@ class LearnedConfig(MergedConfig):
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Read the language model's shape. Raises CheckpointError."""
+    """Read the language model's sizes and options from config.json. Raises CheckpointError."""
     refuse_unsupported(text, "attention_bias", "mlp_bias", "use_cla")
     require_flags(text, "use_qk_norm")
     old = {name: text.data[other] for name, other in OTHER_NAMES.items() if text.has(other)}
@@ -63,9 +63,9 @@ def read_text(config: Section, text: Section) -> TextConfig:
 
 
 def _rope(text: Section, head_dim: int) -> RopeConfig:
-    """Return the rotary embedding. A fixed `alpha` scales its base.
+    """Return the rotary embedding's configuration. A fixed `alpha` scales the base.
 
-    Its last three axes are an image token's column, row and image index. Any axes before them are
+    The last three axes are an image token's column, row and image index. Any axes before them are
     the position in the prompt.
     """
     rope = read_rope(text, "default", "xdrope", "dynamic")
@@ -87,7 +87,10 @@ def _rope(text: Section, head_dim: int) -> RopeConfig:
 
 
 def read_vision(config: Section, out: int) -> LearnedConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     vision = config.section("vision_config")
     check_channels(vision)
     if vision.integer("temporal_patch_size", default=1) != 1:

@@ -16,7 +16,7 @@ from saccade.families.kit.native_images import MAX_ASPECT_RATIO, ImageRules, rea
 from saccade.plugins.models.hunyuan_vl.config import LearnedConfig
 
 AROUND = 2
-"""The tokens before an image's first line and after its last."""
+"""Number of tokens around an image: one before its first line, and one after its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,16 @@ class LineRules(ImageRules):
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         tokens = self.max_pixels // self.factor**2
         # Rounding may increase the aspect ratio by half.
         lines = math.isqrt(3 * MAX_ASPECT_RATIO * tokens // 2) + 1
         return LargestImage(self.max_pixels, tokens + lines + AROUND)
 
     def lines(self, grid: Grid) -> tuple[int, int]:
-        """Return the number of lines, and the tokens in each without the newline."""
+        """Return the number of lines, and the number of tokens in each, not counting the
+        newline.
+        """
         return grid[1] // self.merge, grid[2] // self.merge
 
     def num_tokens(self, grid: Grid) -> int:
@@ -41,7 +43,9 @@ class LineRules(ImageRules):
 
 
 def read_images(processor: Section, vision: LearnedConfig) -> LineRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     patch, merge = vision.patch, vision.merge
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
     processor.get("resample")  # ignored: the Hub's file has 1, but the published code uses 3

@@ -1,4 +1,4 @@
-"""A HunyuanOCR checkpoint's network, and the names of its tensors.
+"""Builds HunyuanOCR's network, and maps tensor names to canonical ones.
 
 Queries and keys are normalized after the rotation.
 """
@@ -23,7 +23,7 @@ from saccade.plugins.models.hunyuan_vl.vision import LineTower
 
 
 class ValueRope(MultiRope):
-    """Rotary tables whose axes divide the values of a head instead of its pairs.
+    """Computes rotary tables whose axes divide the values of a head instead of the pairs of values.
 
     So the two values of a pair may be rotated by different axes, as in transformers.
     """
@@ -62,14 +62,14 @@ class LateNormAttention(CausalAttention):
 
 
 def _still(rotation: Rotation) -> Rotation:
-    """Return a rotation for as many tokens that leaves heads unchanged."""
+    """Return an identity rotation for the same number of tokens."""
     cos, sin = torch.ones_like(rotation.cos[:, :2]), torch.zeros_like(rotation.sin[:, :2])
     return replace(rotation, cos=cos, sin=sin)
 
 
 class HunyuanModel(FamilyModel):
-    """Tensor names become `vision_tower.*`, `language_model.*` and `lm_head.weight`. Within layers,
-    they are the names in `nn/decoder.py`.
+    """Builds the network. Tensor names are converted to `vision_tower.*`, `language_model.*` and
+    `lm_head.weight`. Within layers, they are the names in `nn/decoder.py`.
     """
 
     spec: HunyuanSpec

@@ -1,4 +1,4 @@
-"""A HunyuanOCR checkpoint's settings, without tensors: sizes, prompts, rotary positions.
+"""HunyuanOCR's `FamilySpec`: sizes, prompts, rotary positions.
 
 Does not import torch.
 """
@@ -37,7 +37,9 @@ class HunyuanOptions(FamilyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HunyuanSpec(DecoderSpec):
-    """The CPU-side settings of a checkpoint."""
+    """HunyuanOCR's `FamilySpec`: sizes, prompt expansion and positions, importable without
+    torch.
+    """
 
     vision: LearnedConfig
     text: TextConfig
@@ -64,8 +66,8 @@ class HunyuanSpec(DecoderSpec):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Return positions [axes, T], and the next position.
 
-        A text token has its index in the prompt on all axes. Within an image, columns and rows
-        start at 0 in the corner, and the last axis is the image's index.
+        On all axes, a text token's position is its index in the prompt. Within an image, columns
+        and rows start at 0 in the top left corner, and the last axis is the image's index.
         """
         positions = np.tile(np.arange(len(tokens)), (self.position_axes, 1))
         for span in spans:
@@ -76,7 +78,10 @@ class HunyuanSpec(DecoderSpec):
 
 
 def hunyuan_spec(checkpoint: Checkpoint) -> HunyuanSpec:
-    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

@@ -1,8 +1,8 @@
 """HunyuanOCR's vision encoder, for packed images of any size, and its merger.
 
-The square of learned positions is interpolated for each image. A token's patches are contiguous, so
-that the merger's first convolution is a matrix multiplication. A learned newline follows each line
-of tokens, and two other learned rows surround the image.
+The grid of learned positions is interpolated to the size of each image. A token's patches are
+contiguous, so that the merger's first convolution is a matrix multiplication. A learned newline
+follows each line of tokens, and two other learned rows surround the image.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class LineTower:
         return self.merger((yield from run_blocks(self.layers, pack)))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the tokens' [M, out] into [m, out] per image, and add newlines, start and end."""
+        """Split the tokens' embeddings [M, out] into one [m, out] per image, and insert newlines
+        and the image's start and end.
+        """
         around, found = self.merger.around(), []
         for fact, part in zip(facts, split_images(self, embeddings, facts)):
             assert fact.restore is not None, "made by `grid_facts`"
@@ -133,9 +135,10 @@ class LineTower:
 
 
 def lines(rows: int, columns: int) -> npt.NDArray[np.int64]:
-    """Return each token's source row.
+    """Return the source row of each token.
 
-    The source has the image's tokens, then a newline, the image's start and its end.
+    The source has the image's tokens, then the embeddings of a newline, of the image's start and of
+    its end.
     """
     count = rows * columns
     table = np.arange(count).reshape(rows, columns)

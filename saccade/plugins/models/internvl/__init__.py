@@ -1,4 +1,4 @@
-"""InternVL 2.5, 3 and 3.5, and Qianfan-OCR."""
+"""The family of InternVL 2.5, 3 and 3.5, and Qianfan-OCR."""
 
 from saccade.plugin import Family
 

@@ -1,4 +1,4 @@
-"""The shapes of InternVL's language model and vision encoder, from `config.json`.
+"""Reads the sizes of InternVL's language model and vision encoder from `config.json`.
 
 Supports the model types of transformers: InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3, and
 Qianfan-OCR. Does not import torch.
@@ -24,7 +24,9 @@ from saccade.nn.shapes import RopeConfig, TextConfig, TileConfig
 
 NormKind = Literal["layer_norm", "rms_norm"]
 ROPE_KINDS = ("default", "dynamic")
-"""Dynamic scaling applies only beyond the model's native context length, the maximum here."""
+"""Supported types of RoPE. Dynamic scaling applies only beyond the model's native context length,
+which is the maximum in Saccade.
+"""
 
 
 KINDS = ("internvl", "qianfan_ocr")
@@ -36,12 +38,14 @@ ABSENT: dict[str, dict[str, dict[str, object]]] = {
         "vision_config": {"attention_bias": True},
     },
 }
-"""By model type and section, defaults for missing fields in which transformers' classes differ."""
+"""For each model type and section, the defaults of missing fields in which transformers' classes
+differ.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class InternVisionConfig(TileConfig):
-    """InternViT and its projector."""
+    """The sizes of InternViT and its projector."""
 
     norm: NormKind
     qkv_bias: bool
@@ -52,7 +56,7 @@ class InternVisionConfig(TileConfig):
 
     @property
     def rows(self) -> int:
-        """The rows per tile in the blocks: its class token and its patches."""
+        """The number of rows per tile in the blocks: one for the class token, and one per patch."""
         return 1 + self.patches
 
 
@@ -64,7 +68,7 @@ def _square(section: Section, name: str, default: int) -> int:
 
 
 def read_kind(config: Section) -> str:
-    """Return one of `KINDS`. Raises CheckpointError."""
+    """Return the model type, one of `KINDS`. Raises CheckpointError."""
     kind = config.text("model_type", default=KINDS[0])
     if kind not in KINDS:
         raise CheckpointError(
@@ -74,13 +78,18 @@ def read_kind(config: Section) -> str:
 
 
 def _filled(config: Section, part: str) -> Section:
-    """Return a section with the defaults of its model type. "config" stands for the whole file."""
+    """Return a section with the defaults of its model type added. "config" denotes the
+    entire file.
+    """
     section = config if part == "config" else config.section(part)
     return section.filled(ABSENT[read_kind(config)].get(part, {}))
 
 
 def read_vision(config: Section, out: int) -> InternVisionConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     vision = _filled(config, "vision_config")
     if config.integers("vision_feature_layer", default=(-1,)) != (-1,):
         raise CheckpointError(f"{config.where}: vision_feature_layer must be -1, the last")
@@ -139,7 +148,7 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
 
 
 def read_text(config: Section) -> TextConfig:
-    """Read the language model's shape. Raises CheckpointError."""
+    """Read the language model's sizes and options from config.json. Raises CheckpointError."""
     config, text = _filled(config, "config"), _filled(config, "text_config")
     kind = text.text("model_type", default="qwen2")
     if kind not in ("qwen2", "qwen3"):

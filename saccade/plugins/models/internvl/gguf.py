@@ -1,4 +1,4 @@
-"""InternVL in GGUF files: Qwen's language models, and InternViT."""
+"""Reads InternVL from GGUF files: Qwen language models, and InternViT."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ BICUBIC = 3
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "internvl_vision") | {

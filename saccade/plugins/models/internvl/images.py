@@ -20,7 +20,7 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.internvl.config import InternVisionConfig
 
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
-"""Pillow's resampling filters by number."""
+"""Supported resampling filters, by their number in Pillow."""
 MAX_TILES = 256
 """Maximum tiles of an image. Published checkpoints have at most 12."""
 
@@ -57,7 +57,7 @@ class TileRules:
         return self._recipe(1, 1)
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the parameters within `bounds`, which do not count the thumbnail."""
+        """Return the preprocessing parameters within `bounds`, which do not count the thumbnail."""
         tile = self.side**2
         most = max(1, bounds.max_pixels // tile)
         within = replace(self, least=min(most, -(-bounds.min_pixels // tile)), most=most)
@@ -81,7 +81,7 @@ class TileRules:
         return fingerprint(family, self.side, *self.colours, recipe)
 
     def grid(self, height: int, _width: int) -> Grid:
-        """Return the grid of a canvas."""
+        """Return the grid of a canvas of this size in pixels."""
         assert height % self.side == 0
         return (height // self.side,)
 
@@ -98,7 +98,7 @@ class TileRules:
         return grid[0] * self.tokens
 
     def num_patches(self, grid: Grid) -> int:
-        """Count patches, including class tokens."""
+        """Count an image's patches, including one class token per tile."""
         return grid[0] * self.patch_unit
 
 
@@ -107,10 +107,10 @@ def _with_thumbnail(tiles: int) -> int:
 
 
 def tile_grid(height: int, width: int, rules: TileRules) -> tuple[int, int]:
-    """Return (rows, columns) of tiles for an image of this size.
+    """Return the rows and columns of tiles for an image of this size.
 
-    The closest aspect ratio wins. Of several grids with that ratio, the smallest one wins, unless
-    the image has more than half the pixels of a larger one.
+    The grid with the closest aspect ratio wins. Of several with that ratio, the smallest wins,
+    unless the image has more than half the pixels of a larger one.
     """
     shapes = sorted(
         (
@@ -131,7 +131,9 @@ def tile_grid(height: int, width: int, rules: TileRules) -> tuple[int, int]:
 
 
 def read_images(processor: Section, vision: InternVisionConfig) -> TileRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     check_made_for(processor.section("size"), height=vision.side, width=vision.side)
     number = processor.integer("resample", default=3)
     if number not in RESAMPLES:

@@ -1,4 +1,4 @@
-"""An InternVL checkpoint's network, and the names of its tensors."""
+"""Builds InternVL's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ QIANFAN = (
     (r"^mlp1\.3\.", "multi_modal_projector.linear_2."),
     (r"^language_model\.encoder\.layers\.", "language_model.layers."),  # transformers 5.23 saves so
 )
-"""The names in Qianfan-OCR's files, which are the same as in the first InternVL."""
+"""Renames the tensors in Qianfan-OCR's files, which have the names of the first InternVL."""
 
 
 class InternVLModel(FamilyModel):
-    """Tensor names become `vision_tower.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`, for older and newer files alike.
+    """Builds the network. Tensor names are converted to `vision_tower.*`,
+    `multi_modal_projector.*`, `language_model.*` and `lm_head.weight`, for older and newer files
+    alike.
     """
 
     spec: InternVLSpec

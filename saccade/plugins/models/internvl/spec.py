@@ -1,4 +1,4 @@
-"""An InternVL checkpoint's settings, without tensors: sizes, prompts, videos.
+"""InternVL's `FamilySpec`: sizes, prompts, videos.
 
 Does not import torch.
 """
@@ -25,12 +25,16 @@ from saccade.plugins.models.internvl.video import read_video
 TEMPLATES = Templates(
     tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<IMG_CONTEXT>")
 )
-"""The checkpoints' own templates do not support tools, but their language models do."""
+"""Replaces the checkpoints' own templates, which do not support tools, although their language
+models do.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternVLSpec(DecoderSpec):
-    """The CPU-side settings of an InternVL checkpoint."""
+    """InternVL's `FamilySpec`: sizes, prompt expansion, positions and videos, importable without
+    torch.
+    """
 
     vision: InternVisionConfig
     images: TileRules
@@ -42,7 +46,10 @@ class InternVLSpec(DecoderSpec):
 
 
 def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
-    """Read an InternVL checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     kind, section = read_kind(config), config.section("text_config")
     text = read_text(config)
@@ -64,7 +71,9 @@ def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
 
 
 def _templates(checkpoint: Checkpoint) -> Templates:
-    """Return the text with which Qianfan-OCR's templates mark an image. It may not be a token."""
+    """Return the templates, with the text that marks an image in Qianfan-OCR's. This text may not
+    be a single token.
+    """
     processor = read_json(checkpoint.folder / "processor_config.json", required=False)
     mark = processor.text("image_placeholder_token", default="<image>")
     settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
@@ -97,8 +106,8 @@ def _placeholder(checkpoint: Checkpoint) -> Placeholder:
 
 
 def _names(settings: Section) -> Section:
-    """Return the section with the names of special tokens, unless the file has only a list of
-    them.
+    """Return the section that maps names to special tokens. This is the entire file if its
+    `extra_special_tokens` is only a list.
     """
     named = isinstance(settings.data.get("extra_special_tokens"), dict)
     return settings.section("extra_special_tokens") if named else settings
@@ -107,7 +116,7 @@ def _names(settings: Section) -> Section:
 def _added_tokens(folder: Path, settings: Section) -> dict[str, int]:
     """Return the IDs of added tokens by content.
 
-    They are in tokenizer_config.json, or else in tokenizer.json.
+    Reads them from tokenizer_config.json, or else from tokenizer.json.
     """
     added = settings.section("added_tokens_decoder").data
     if added:

@@ -25,7 +25,9 @@ MIN_FRAMES = 4
 
 @dataclass(frozen=True, slots=True)
 class InternVideo:
-    """Implements `core.video.VideoRules`."""
+    """Samples the frames of videos, each of which is one tile. Implements
+    `core.video.VideoRules`.
+    """
 
     tiles: TileRules
     fps: float
@@ -36,7 +38,7 @@ class InternVideo:
     marks = (MARK,)
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        """Return the middle frames of segments of equal length."""
+        """Return the indices of the middle frames of segments of equal length."""
         count = options.num_frames
         if count is None and options.fps is None:
             count = self.num_frames

@@ -30,7 +30,7 @@ QK_NORM_EPS = 1e-6
 
 
 class WideNorm:
-    """RMS norm over all heads, which are distributed over the ranks."""
+    """RMS norm over the values of all heads, which are distributed over the ranks."""
 
     __slots__ = ("hidden", "ops", "shard", "weight")
 
@@ -90,7 +90,9 @@ def intern_block(
 
 
 class TileEmbed:
-    """Embeds tiles: a class token and patches per tile, with their learned positions."""
+    """Embeds tiles as rows: one for the class token and one per patch, with learned positions
+    added.
+    """
 
     __slots__ = ("config", "first", "kernel", "positions")
 
@@ -126,7 +128,7 @@ def intern_projector(weights: Weights, config: InternVisionConfig, shard: Shard)
 
 
 class InternVisionTower(TileTower):
-    """InternViT and its projector."""
+    """Encodes tiles with InternViT and its projector. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = ("norm", "projector", "tile_embed")
 

@@ -1,4 +1,4 @@
-"""Kimi-VL."""
+"""The family of Kimi-VL."""
 
 from saccade.plugin import Family
 

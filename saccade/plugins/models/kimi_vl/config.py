@@ -1,4 +1,4 @@
-"""The shape of Kimi-VL's vision encoder, from `config.json`. Does not import torch."""
+"""Reads the sizes of Kimi-VL's vision encoder from `config.json`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from saccade.nn.shapes import MergedConfig
 
 @dataclass(frozen=True, slots=True)
 class MoonConfig(MergedConfig):
-    """MoonViT and its projector.
+    """The sizes of MoonViT and its projector.
 
-    learned: the (rows, columns) of its learned positions.
+    learned: the (rows, columns) of its grid of learned positions.
     """
 
     learned: tuple[int, int]
 
 
 def read_vision(config: Section, out: int) -> MoonConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     vision = config.section("vision_config")
     require_kind(vision, "moonvit")
     hidden = vision.count("hidden_size", default=1152)
@@ -44,7 +47,7 @@ def read_vision(config: Section, out: int) -> MoonConfig:
 
 
 def read_merge(section: Section) -> int:
-    """Return the edge of a token in patches. Raises CheckpointError."""
+    """Return the edge, in patches, of the square that becomes one token. Raises CheckpointError."""
     kernel = section.integers("merge_kernel_size", default=(2, 2))
     if len(kernel) != 2 or kernel[0] != kernel[1] or kernel[0] < 1:
         raise CheckpointError(

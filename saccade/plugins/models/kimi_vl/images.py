@@ -20,7 +20,9 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.kimi_vl.config import MoonConfig, read_merge
 
 MAX_SIDE = 511
-"""Maximum patches along an edge of an image: the published encoder's rotary tables end there."""
+"""Maximum patches along an edge of an image, which is the size of the published encoder's rotary
+tables.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class PaddedRules:
 
     @property
     def factor(self) -> int:
-        """The edge of a token in pixels."""
+        """The edge, in pixels, of the square that becomes one token."""
         return self.patch * self.merge
 
     @property
@@ -49,7 +51,7 @@ class PaddedRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         # Partial patches at the edges do not count when the image is scaled down, but are padded.
         patches = self.most + 2 * (MAX_SIDE + 1) + 1
         edges = MAX_SIDE + 1 + patches // MAX_SIDE
@@ -87,7 +89,7 @@ class PaddedRules:
         return fingerprint(family, self.patch, self.merge, self.colours, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
-        """Return the grid of a canvas."""
+        """Return the grid of a canvas of this size in pixels."""
         assert height % self.factor == 0 and width % self.factor == 0
         return height // self.patch, width // self.patch
 
@@ -103,7 +105,9 @@ def _patches(bounds: PixelBounds, patch: int) -> int:
 
 
 def fitted(size: Size, patch: int, most: int) -> Size:
-    """Return the size of an image, scaled down if it has more than `most` whole patches."""
+    """Return the size to which an image is scaled down if it has more than `most` whole patches, or
+    else its own size.
+    """
     height, width = size
     whole = (width // patch) * (height // patch)
     if whole <= most:
@@ -113,7 +117,9 @@ def fitted(size: Size, patch: int, most: int) -> Size:
 
 
 def read_images(processor: Section, vision: MoonConfig) -> PaddedRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     known = (
         ("patch_size", processor.integer("patch_size", default=vision.patch), vision.patch),
         ("merge_kernel_size", read_merge(processor), vision.merge),

@@ -1,4 +1,4 @@
-"""A Kimi-VL checkpoint's network, and the names of its tensors."""
+"""Builds Kimi-VL's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from saccade.plugins.models.kit.deepseek_decoder import QUANTISABLE, deepseek_de
 
 
 class KimiModel(FamilyModel):
-    """Tensor names become `vision_tower.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`.
+    """Builds the network. Tensor names are converted to `vision_tower.*`,
+    `multi_modal_projector.*`, `language_model.*` and `lm_head.weight`.
     """
 
     spec: KimiSpec

@@ -1,5 +1,4 @@
-"""A Kimi-VL checkpoint's settings, without tensors. Its language model is DeepSeek's, with latent
-attention and experts.
+"""Kimi-VL's `FamilySpec`. The language model is DeepSeek's, with latent attention and experts.
 
 Does not import torch.
 """
@@ -18,14 +17,17 @@ from saccade.plugins.models.kit.deepseek_text import LatentSpec, read_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiSpec(LatentSpec):
-    """The CPU-side settings of a Kimi-VL checkpoint."""
+    """Kimi-VL's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: MoonConfig
     images: PaddedRules
 
 
 def kimi_spec(checkpoint: Checkpoint) -> KimiSpec:
-    """Read a Kimi-VL checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = config.section("text_config")
     text = read_text(section)

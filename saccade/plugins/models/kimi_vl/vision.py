@@ -1,7 +1,7 @@
 """MoonViT, for packed images of any size, and its projector.
 
-Its learned positions are interpolated for each image. Adjacent values of a head are rotated as a
-pair, alternately by a patch's column and its row.
+The learned positions are interpolated to the size of each image. Adjacent values of a head are
+rotated as a pair, alternately by a patch's column and its row.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def vision_block(weights: Weights, name: str, config: MoonConfig, shard: Shard) 
 
 
 class TakingTurns(AxialRope):
-    """Rotates the first pair of a head by a patch's position on one axis, the second pair by that
-    on the other axis, and so on.
+    """Rotates the pairs of values of a head alternately: the first by a patch's position on one
+    axis, the second by its position on the other axis, and so on.
     """
 
     __slots__ = ()
 
     def __init__(self, weights: Weights, head_dim: int, theta: float, longest: int) -> None:
-        """Compute the table for `longest` positions per axis."""
+        """Compute the table of rotations for `longest` positions per axis."""
         angles = axial_angles(head_dim // 2, theta, longest, weights.device)
         self.pairs = "neighbours"
         self.cos, self.sin = rotary_tables(angles.repeat_interleave(2, dim=1), self.pairs)
@@ -62,7 +62,7 @@ class TakingTurns(AxialRope):
 
 
 class MoonTower(AxialTower):
-    """Encodes uint8 pixels to embeddings."""
+    """Encodes uint8 pixels to embeddings with MoonViT and its projector."""
 
     __slots__ = ("positions",)
 

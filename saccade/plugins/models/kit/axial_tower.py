@@ -1,4 +1,4 @@
-"""A vision encoder with 2D RoPE for images of any size, and its merger. A family loads the parts.
+"""A vision encoder with 2D RoPE for images of any size, and its merger. Families load the weights.
 
 A token's patches are contiguous, so merging them is a view.
 """
@@ -21,7 +21,8 @@ from saccade.nn.tower import AxialRope, Norm, TowerBlock, run_blocks
 class AxialTower:
     """Maps uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
 
-    last_norm: applied after the last block. merger: maps rows [N, hidden] to tokens [M, out].
+    last_norm: the norm after the last block.
+    merger: maps rows of patches [N, hidden] to tokens [M, out].
     """
 
     __slots__ = ("depth", "hidden", "kernel", "last_norm", "layers", "merge", "merger", "rope")
@@ -45,7 +46,9 @@ class AxialTower:
         return patches // self.merge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Return the facts of a grid. Its last two numbers are the rows and columns of patches."""
+        """Return the `GridFacts` of a grid, whose last two numbers are the rows and columns of
+        patches.
+        """
         *_, height, width = grid
         # The row rotates the first half of a head, the column the second.
         places = np.stack(merged_order(height, width, self.merge))  # [2, N]
@@ -60,5 +63,5 @@ class AxialTower:
         return self.merger(x if self.last_norm is None else self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings into images. They are already in reading order."""
+        """Split the embeddings into one tensor per image. They are already in reading order."""
         return copy_images(self, embeddings, facts)

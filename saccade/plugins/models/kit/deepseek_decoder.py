@@ -29,7 +29,7 @@ QUANTISABLE = language_matrices(
 
 
 class SharedExperts:
-    """Routed experts, and one MLP for the shared experts. The MLP computes all tokens."""
+    """Routed experts, and one MLP for the shared experts, which processes all tokens."""
 
     __slots__ = ("bias", "experts", "ops", "router", "routing", "shared")
 

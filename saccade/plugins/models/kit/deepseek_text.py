@@ -23,7 +23,7 @@ from saccade.families.kit.config_readers import (
 from saccade.nn.shapes import ExpertsConfig, LatentConfig, RopeConfig, yarn_scale
 
 LATENT_EPS = 1e-6
-"""The epsilon of the norms inside attention, which does not depend on `rms_norm_eps`."""
+"""Epsilon of the norms inside attention, which does not depend on `rms_norm_eps`."""
 ABSENT = {
     "vocab_size": 102400,
     "hidden_size": 4096,
@@ -43,8 +43,8 @@ SCORINGS: dict[str, Scoring] = {name: name for name in get_args(Scoring)}
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The router of DeepSeekMoE. Each token is computed by `top` experts, which are chosen from its
-    `top_groups` best groups of experts.
+    """The router's parameters in DeepSeekMoE. Each token is processed by `top` experts, chosen from
+    its best `top_groups` groups of experts.
     """
 
     top: int
@@ -59,7 +59,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class DeepseekText(ShapedText):
-    """The configuration of the language model."""
+    """The language model's sizes and options."""
 
     latent: LatentConfig | None  # `None` if attention has ordinary heads
     routing: Routing | None  # `None` if the model has no experts

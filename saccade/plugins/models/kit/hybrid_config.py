@@ -1,5 +1,5 @@
-"""The shape of a language model with full and linear attention, in addition to `TextConfig`.
-Families read it from checkpoints, and `hybrid_decoder.py` builds the model.
+"""The sizes of a language model with full and linear attention, in addition to `TextConfig`.
+Families read them from checkpoints, and `hybrid_decoder.py` builds the model.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The heads of gated delta rule layers, over all ranks.
+    """Numbers and sizes of the heads of gated delta rule layers, over all ranks.
 
-    Each query and key head serves `value_heads / key_heads` neighboring value heads.
+    Each query and key head serves `value_heads / key_heads` consecutive value heads.
     """
 
     key_heads: int
@@ -22,7 +22,9 @@ class DeltaConfig:
 
     @property
     def keys(self) -> int:
-        """Values of all keys of a token. Its queries have the same number."""
+        """The total number of values in a token's keys over all heads. Its queries have the same
+        number.
+        """
         return self.key_heads * self.key_dim
 
     @property
@@ -32,7 +34,7 @@ class DeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
-    """The fields of a hybrid language model in addition to `TextConfig`."""
+    """The sizes of a hybrid language model that `TextConfig` does not contain."""
 
     full: tuple[bool, ...]  # for each layer: True: full attention; False: the gated delta rule
     delta: DeltaConfig

@@ -1,6 +1,6 @@
 """The language model of Qwen3.5 and MiniCPM-V 4.6. Its layers use the gated delta rule, or
-attention with an output gate. Each is followed by an MLP, or by experts and a shared expert.
-Families read its shape from checkpoints (`hybrid_text.py`).
+attention with an output gate. An MLP, or experts and a shared expert, follow each of them. Families
+read its shape from checkpoints (`hybrid_text.py`).
 
 Norms store their weights minus 1. Rotary tables are computed once per forward pass and shared by
 all attention layers.
@@ -162,7 +162,7 @@ def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
 
 
 class SharedSparseMLP:
-    """Experts, and a shared expert for all rows. A gate weights the shared expert."""
+    """Routed experts, and a shared expert that processes all rows and is weighted by a gate."""
 
     __slots__ = ("gate", "ops", "shared", "sparse")
 
@@ -205,7 +205,8 @@ def hybrid_layer(
 ) -> DecoderLayer[GatedAttention | GatedDelta]:
     """Build one layer.
 
-    name: the name of a layer outside of the language model (an MTP head's). It has full attention.
+    name: the name of a layer outside of the language model (in an MTP head), which has full
+    attention.
     """
 
     def mixer(name: str) -> GatedAttention | GatedDelta:

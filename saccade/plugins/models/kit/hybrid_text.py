@@ -1,7 +1,7 @@
-"""The configuration of the hybrid language model in Qwen3.5 and MiniCPM-V 4.6.
+"""Reads the configuration of the hybrid language model in Qwen3.5 and MiniCPM-V 4.6.
 
-It has the shapes from `config.json`, the caches per token and per sequence, and how ranks divide
-them. `hybrid_decoder.py` builds the model. Runs without torch.
+This covers the sizes in `config.json`, the cached values per token and per sequence, and how they
+are divided among ranks. `hybrid_decoder.py` builds the model. Runs without torch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read_hybrid(
 def hybrid_caches(
     text: TextConfig, hybrid: HybridConfig, ranks: int
 ) -> tuple[AttentionShape | tuple[Cache, ...], ...]:
-    """Return the cached state of each layer on one of `ranks` ranks: keys and values, or a state
+    """Return what each layer caches on one of `ranks` ranks: keys and values per token, or a state
     per sequence.
     """
     delta = hybrid.delta
@@ -125,7 +125,9 @@ def _delta(text: Section) -> DeltaConfig:
 
 
 def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
-    """Return the rotary embedding, and how many values of a head it rotates."""
+    """Return the rotary embedding's configuration, and the number of values of a head that it
+    rotates.
+    """
     rope = read_rope(text)
     part = rope.number(
         "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)

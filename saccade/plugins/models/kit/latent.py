@@ -1,5 +1,7 @@
-"""Multi-head latent attention (MLA). For each token the cache stores one short row (the latents),
-from which every head computes its keys and values, and one key with RoPE that all heads share.
+"""Multi-head latent attention (MLA).
+
+For each token, the cache stores one short row (the latents), from which each head's keys and values
+are computed, and one key with RoPE that all heads share.
 
 Cached latents are not expanded to keys and values. Instead, the key projection is applied to the
 queries, and the value projection to the output of attention. All query heads then share one KV head
@@ -21,7 +23,10 @@ from saccade.parallel import UNSHARDED, Shard
 
 
 class LatentAttention:
-    """Implements `nn.decoder.Mixer`. Heads are sharded; every rank has all latents."""
+    """Latent attention whose heads are sharded over the ranks. Every rank has all latents.
+
+    Implements `nn.decoder.Mixer`.
+    """
 
     __slots__ = ("down", "group", "heads", "keys", "latent_norm", "layer", "ops", "out", "queries",
                  "query_norm", "shape", "values")  # fmt: skip
@@ -35,9 +40,10 @@ class LatentAttention:
         shard: Shard,
         layer: int,
     ) -> None:
-        """Load one layer's projections.
+        """Load the projections of one layer.
 
-        sizes: the hidden size, and heads over all ranks. layer: the layer's index in the KV cache.
+        sizes: the hidden size, and the number of heads over all ranks.
+        layer: the layer's index in the KV cache.
         """
         hidden, heads = sizes
         self.layer, self.shape, self.ops = layer, shape, weights.ops

@@ -1,6 +1,6 @@
-"""SigLIP for tiles of any number of images in one pack. A family adds the connector.
+"""SigLIP for tiles of any number of images in one pack. A family adds the projector (`connector`).
 
-A token's merge x merge patches are contiguous in its tile, so merging them is a view.
+A token's merge x merge patches are contiguous within the tile, so merging them is a view.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SiglipEmbed:
 
 
 class SiglipTower(TileTower):
-    """SigLIP, followed by a family's connector."""
+    """Encodes tiles with SigLIP, followed by the projector of a family (`connector`)."""
 
     __slots__ = ("connector", "norm", "tile_embed")
 
@@ -79,7 +79,8 @@ class SiglipTower(TileTower):
         """Build the encoder.
 
         order: for each patch of a tile in merged order, its index in the table of learned
-        positions. connector: maps tokens' patches [M, merge^2, hidden] to embeddings [M, out].
+        positions.
+        connector: maps tokens' patches [M, merge^2, hidden] to embeddings [M, out].
         """
         self.tile_embed = SiglipEmbed(weights, config, colours, order)
         names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))

@@ -38,7 +38,7 @@ class TileTower:
         return patches // self.config.rows * self.config.tokens
 
     def tile_facts(self, tiles: int) -> GridFacts:
-        """Return the facts of an image with this number of tiles."""
+        """Return the `GridFacts` of an image with this number of tiles."""
         rows = self.config.rows
         places = torch.zeros((0, tiles * rows), dtype=torch.int64).to(self.device)
         return GridFacts(places, segments=((rows,) * tiles,))
@@ -57,5 +57,5 @@ class TileTower:
         return self.to_tokens((yield from run_blocks(self.layers, pack)))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings into images, whose tiles are contiguous."""
+        """Split the embeddings into one tensor per image. The tiles of an image are contiguous."""
         return copy_images(self, embeddings, facts)

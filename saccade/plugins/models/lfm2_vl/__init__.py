@@ -1,4 +1,4 @@
-"""LFM2-VL and LFM2.5-VL."""
+"""The family of LFM2-VL and LFM2.5-VL."""
 
 from saccade.plugin import Family
 

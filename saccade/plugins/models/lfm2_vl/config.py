@@ -1,4 +1,4 @@
-"""The shapes of LFM2-VL's language model and vision encoder, from `config.json`.
+"""Reads the sizes of LFM2-VL's language model and vision encoder from `config.json`.
 
 Does not import torch.
 """
@@ -29,7 +29,9 @@ SIGLIP = SiglipDefaults(hidden=768, heads=12, side=256, patch=16)
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionConfig:
-    """Which layers have attention. The others convolve a token with the `taps - 1` before it."""
+    """Lists the layers that have attention. The others are convolutions over a token and the `taps
+    - 1` tokens before it.
+    """
 
     full: tuple[bool, ...]
     taps: int
@@ -37,7 +39,7 @@ class ConvolutionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProjectorConfig:
-    """The MLP that projects the vision encoder's output."""
+    """The sizes of the MLP that projects the vision encoder's output."""
 
     hidden: int
     activation: str
@@ -46,7 +48,9 @@ class ProjectorConfig:
 
 
 def read_text(config: Section, text: Section) -> tuple[TextConfig, ConvolutionConfig]:
-    """Read the language model and its short convolutions. Raises CheckpointError."""
+    """Read the sizes of the language model and of its short convolutions. Raises
+    CheckpointError.
+    """
     require_kind(text, "lfm2")
     refuse_flags(text, "conv_bias")
     eps = text.number("norm_eps", default=1e-5)
@@ -74,7 +78,7 @@ def _layers(text: Section, count: int) -> tuple[bool, ...]:
 
 
 def _width(text: Section) -> int:
-    """Return the width of an MLP, computed like transformers' `Lfm2MLP`."""
+    """Return the width of an MLP as transformers' `Lfm2MLP` computes it."""
     width = text.integer("block_ff_dim", default=text.integer("intermediate_size"))
     if not text.flag("block_auto_adjust_ff_dim", default=True):
         return width
@@ -84,9 +88,10 @@ def _width(text: Section) -> int:
 
 
 def read_vision(config: Section, out: int) -> tuple[SiglipConfig, ProjectorConfig]:
-    """Read the vision encoder and the projector. out: the size of the output embeddings.
+    """Read the sizes of the vision encoder and the projector. Raises CheckpointError.
 
-    `side` is the edge in pixels of the square of learned positions. Raises CheckpointError.
+    out: the number of values per embedding. In the result, `side` is the edge in pixels of an image
+    that has the learned positions' native size.
     """
     vision = config.section("vision_config")
     require_kind(vision, "siglip2_vision_model")

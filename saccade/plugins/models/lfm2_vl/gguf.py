@@ -1,4 +1,4 @@
-"""LFM2-VL in GGUF files: short convolutions, and SigLIP 2."""
+"""Reads LFM2-VL from GGUF files: short convolutions, and SigLIP 2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TILES = {
     "max_image_tokens": 256,
     "use_thumbnail": True,
 }
-"""Fields that all published image processors share, and that GGUF files do not have."""
+"""Fields of all published image processors that GGUF files do not contain."""
 TEXT = Layered(
     "lfm2",
     layer=LAYER
@@ -65,7 +65,7 @@ SIGHT = TowerNames(
 
 
 def text_config(fields: MetadataFields, _tensors: Collection[str]) -> dict[str, Any]:
-    """Return the language model's part of config.json. Raises CheckpointError."""
+    """Return the language model's section of config.json. Raises CheckpointError."""
     layers = layer_count(fields.file)
     kv_heads = fields.integers("attention.head_count_kv", layers)
     return {
@@ -86,7 +86,7 @@ def text_config(fields: MetadataFields, _tensors: Collection[str]) -> dict[str, 
 
 
 def text_names(file: GgufFile) -> NamedTensors:
-    """Name the language model's tensors."""
+    """Map the language model's tensors to their names in transformers."""
     for name, made in TEXT.names(file):
         if name.endswith(".conv.conv.weight"):
             made = replace(made, shape=(made.shape[0], 1, made.shape[-1]))
@@ -94,8 +94,9 @@ def text_names(file: GgufFile) -> NamedTensors:
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "siglip2_vision_model")

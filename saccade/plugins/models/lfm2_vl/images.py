@@ -1,5 +1,5 @@
-"""The layout of an LFM2-VL image. It keeps its aspect ratio, unless it is large: then it is divided
-into square tiles, followed in most checkpoints by a thumbnail of the whole image.
+"""The layout of an LFM2-VL image. A small image keeps its aspect ratio. A large one is divided into
+square tiles, which a thumbnail of the whole image follows in most checkpoints.
 
 Sizes are exactly the same as in transformers' image processor. Does not import torch.
 """
@@ -57,7 +57,7 @@ class ThumbnailRules:
 
     @property
     def unit(self) -> int:
-        """The edge of a token in pixels."""
+        """The edge, in pixels, of the square that becomes one token."""
         return self.patch * self.merge
 
     @property
@@ -68,7 +68,7 @@ class ThumbnailRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         lines = (math.isqrt(MAX_ASPECT * count) + 2 for count in (self.least, self.most))
         whole = self.most + self.least + max(lines)
         tiles = self.tiles_at_most * (self.tile // self.unit) ** 2
@@ -133,7 +133,9 @@ class ThumbnailRules:
         return (*found, CanvasTile(box, (rows, columns), (range(first, first + rows * columns),)))
 
     def view_tokens(self, grid: Grid) -> list[int]:
-        """Count the tokens in each tile, then in the whole image, if it has a view."""
+        """Return the number of tokens of each tile, then of the whole image if it is
+        encoded, too.
+        """
         rows, columns, *cut = grid
         tiles = [(self.tile // self.unit) ** 2] * math.prod(cut or (0,))
         return [*tiles, rows * columns] if rows else tiles
@@ -150,8 +152,9 @@ def _nearest(length: int, unit: int) -> int:
 
 
 def view_size(size: Size, unit: int, least: int, most: int) -> Size:
-    """Return the size of the whole image, in multiples of `unit`. It has `least` to `most` tokens,
-    unless its aspect ratio makes that impossible.
+    """Return the size of the whole image after resizing, in multiples of `unit`.
+
+    The image then has `least` to `most` tokens, unless its aspect ratio makes that impossible.
     """
     height, width = size
     tall, wide = (max(unit, _nearest(edge, unit)) for edge in size)
@@ -165,10 +168,10 @@ def view_size(size: Size, unit: int, least: int, most: int) -> Size:
 
 
 def tile_grid(size: Size, tile: int, fewest: int, most: int) -> tuple[int, int]:
-    """Return the rows and columns of tiles, in the grid closest to the image's aspect ratio.
+    """Return the rows and columns of the grid of tiles closest to the image's aspect ratio.
 
     Of equally close grids, the last one with fewer than twice the image's pixels wins. Candidates
-    are in transformers' order: the order of a set.
+    are in transformers' order, which is the order of a set.
     """
     height, width = size
     shapes = {
@@ -188,7 +191,9 @@ def tile_grid(size: Size, tile: int, fewest: int, most: int) -> tuple[int, int]:
 
 
 def read_images(processor: Section, vision: SiglipConfig) -> ThumbnailRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     where = processor.where
     for name, known in (("encoder_patch_size", vision.patch), ("downsample_factor", vision.merge)):
         if (value := processor.integer(name, default=known)) != known:

@@ -1,7 +1,7 @@
-"""An LFM2-VL checkpoint's network, and the names of its tensors.
+"""Builds LFM2-VL's network, and maps tensor names to canonical ones.
 
-A layer has attention or a gated convolution over the last few tokens. The inputs of the convolution
-are a state per sequence.
+A layer has attention or a gated convolution over the last few tokens. The cache stores the
+convolution's last inputs as one state per sequence.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class ShortConvolution:
 
 
 class Lfm2Model(FamilyModel):
-    """Tensor names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`. Within layers, they are the names in `nn/decoder.py`.
+    """Builds the network. Tensor names are converted to `vision_model.*`,
+    `multi_modal_projector.*`, `language_model.*` and `lm_head.weight`. Within layers, they are the
+    names in `nn/decoder.py`.
     """
 
     spec: Lfm2Spec

@@ -1,5 +1,5 @@
-"""An LFM2-VL checkpoint's settings, without tensors: sizes, prompts in which tokens name the row
-and column of each tile, and the cached data per token or sequence.
+"""LFM2-VL's `FamilySpec`: sizes, prompts in which tokens name the row and column of each tile, and
+the cached data per token or sequence.
 
 Does not import torch.
 """
@@ -30,7 +30,9 @@ IMAGE, START, END, THUMBNAIL = "<image>", "<|image_start|>", "<|image_end|>", "<
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThumbnailPlaceholder(Placeholder):
-    """An image: a piece per tile, and one for the whole image, if it has a view."""
+    """Expands to the tokens of an image: one part per tile, and one for the whole image if it is
+    encoded, too.
+    """
 
     rules: ThumbnailRules  # count the tokens in each piece
     places: tuple[tuple[Ids, ...], ...]  # [row][column]: the tokens before each tile
@@ -50,7 +52,7 @@ class ThumbnailPlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lfm2Spec(BaseSpec):
-    """The CPU-side settings of a checkpoint."""
+    """LFM2-VL's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: SiglipConfig
     text: TextConfig
@@ -75,7 +77,10 @@ class Lfm2Spec(BaseSpec):
 
 
 def lfm2_spec(checkpoint: Checkpoint) -> Lfm2Spec:
-    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = config.section("text_config")
     text, convolutions = read_text(config, section)
@@ -96,7 +101,7 @@ def lfm2_spec(checkpoint: Checkpoint) -> Lfm2Spec:
 
 
 def _placeholder(checkpoint: Checkpoint, rules: ThumbnailRules) -> ThumbnailPlaceholder:
-    """Create the placeholder from the tokens that transformers' processor puts around tiles."""
+    """Create the placeholder with the tokens that transformers' processor adds around tiles."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     named = checkpoint.processor.flag("use_image_special_tokens", default=True)

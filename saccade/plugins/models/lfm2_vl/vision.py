@@ -1,7 +1,7 @@
 """LFM2-VL's SigLIP 2, for views of any size, and its projector.
 
-The square of learned positions is resized for each view. A token's patches are contiguous, so that
-pixel shuffle is a view of the tensor. Each tile is a segment, and so is the whole image.
+The grid of learned positions is resized to the size of each view. A token's patches are contiguous,
+so that pixel shuffle is a view of the tensor. Each tile is a segment, and so is the whole image.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Siglip2Tower:
         )
 
     def _fitted(self, rows: int, columns: int) -> torch.Tensor:
-        """Return the positions for a view of `rows` x `columns` tokens, in merged order."""
+        """Return the learned positions for a view of `rows` x `columns` tokens, in merged order."""
         merge = self.config.merge
         size = rows * merge, columns * merge
         return fit_positions(self.positions, size, merge, "bilinear", antialias=True)
@@ -120,14 +120,14 @@ class Siglip2Tower:
         return self.projector(self.norm((yield from run_blocks(self.layers, pack))))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image. The views of an image are contiguous."""
+        """Split the embeddings into one tensor per image. The views of an image are contiguous."""
         return copy_images(self, embeddings, facts)
 
 
 def canvas_blocks(grid: Grid, edge: int) -> np.ndarray:
-    """Return each token's block on the canvas [M]: tile by tile, then the whole image.
+    """Return the canvas block of each token [M]: tile by tile, then the whole image.
 
-    `edge`: the edge of a tile in tokens.
+    edge: the edge of a tile in tokens.
     """
     rows, columns, *cut = grid
     tiles = [(cut[0], cut[1], edge, edge)] if cut else []

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 and 4.7, and MiniCPM-OCR."""
+"""The family of MiniCPM-V 4.6 and 4.7, and MiniCPM-OCR."""
 
 from saccade.plugin import Family
 

@@ -1,5 +1,5 @@
-"""The shapes of MiniCPM-V's language model and vision encoder, from `config.json`, and the
-differences between the models of the family.
+"""Reads the sizes of MiniCPM-V's language model and vision encoder from `config.json`, and how the
+models of the family differ.
 
 The language model is a Qwen3.5. Does not import torch.
 """
@@ -23,12 +23,12 @@ from saccade.plugins.models.kit.hybrid_text import read_hybrid
 
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 MERGES = {"16x": 4, "4x": 2}
-"""By `downsample_mode`: the edge in patches of a token."""
+"""For each `downsample_mode`, the edge, in patches, of the square that becomes one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """What differs by `model_type`."""
+    """The properties in which the models of the family differ, by `model_type`."""
 
     name: str
     # the axes of positions. With three, image tokens have coordinates on a canvas (`positions.py`).
@@ -52,10 +52,10 @@ SIBLINGS = {
 
 @dataclass(frozen=True, slots=True)
 class MergingTower:
-    """SigLIP, and the layer after which 2 x 2 patches become one.
+    """The sizes of SigLIP, and the layer after which 2 x 2 patches become one.
 
-    `insert` is that layer, if a token is 4 x 4 patches (`siglip.merge`). `siglip.side` is the edge
-    in pixels of the square of learned positions.
+    `insert` is that layer, if a token is 4 x 4 patches (`siglip.merge`). `siglip.side` is the edge,
+    in pixels, of an image that has the learned positions' native size.
     """
 
     siglip: SiglipConfig
@@ -68,7 +68,7 @@ class MergingTower:
 
     @property
     def layers_after(self) -> int:
-        """The number of layers that compute a quarter of the rows."""
+        """The number of layers after the merger, which process a quarter of the rows."""
         return self.siglip.depth - self.insert - 1 if self.halves else 0
 
     @property
@@ -82,7 +82,7 @@ class MergingTower:
 
 
 def read_sibling(config: Section) -> Sibling:
-    """Return which model of the family this is. Raises CheckpointError."""
+    """Return the properties of the checkpoint's model within the family. Raises CheckpointError."""
     kind = config.text("model_type", default="minicpmv4_6")
     if kind not in SIBLINGS:
         raise CheckpointError(
@@ -92,7 +92,7 @@ def read_sibling(config: Section) -> Sibling:
 
 
 def read_text(config: Section, text: Section, sibling: Sibling) -> tuple[TextConfig, HybridConfig]:
-    """Read the language model's shape. Raises CheckpointError."""
+    """Read the language model's sizes and options from config.json. Raises CheckpointError."""
     kind = text.text("model_type", default="qwen3_5_text")
     if kind != "qwen3_5_text":
         raise CheckpointError(
@@ -105,7 +105,10 @@ def read_text(config: Section, text: Section, sibling: Sibling) -> tuple[TextCon
 
 
 def read_vision(config: Section, out: int, sibling: Sibling) -> MergingTower:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     section = config.section("vision_config")
     require_kind(section, f"{sibling.name}_vision")
     siglip = read_siglip(section, 1, out, SIGLIP)

@@ -1,4 +1,6 @@
-"""MiniCPM-V 4.6 in GGUF files: a Qwen3.5, and a vision encoder that merges patches."""
+"""Reads MiniCPM-V 4.6 from GGUF files: a Qwen3.5 language model, and a vision encoder that merges
+patches.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from saccade.plugins.gguf.layers import TowerNames, colours, siglip_config
 TOWER, INNER, MERGER = "model.vision_tower", "model.vision_tower.vit_merger", "model.merger.mlp.0"
 BICUBIC = 3
 MODES = {4: "16x", 2: "4x"}
-"""config.json's `downsample_mode` by the edge of a token in patches."""
+"""config.json's `downsample_mode`, by the edge in patches of the square that becomes one token."""
 SLICES = 9
 """Maximum slices of an image, as in the published image processor. GGUF files do not have it."""
 INSERT = 6
@@ -38,8 +40,9 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight = source.sight
     vision = siglip_config(sight, "minicpmv4_6_vision")

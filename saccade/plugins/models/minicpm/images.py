@@ -25,11 +25,13 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.minicpm.config import MergingTower, Sibling, read_mode
 
 MARGIN = 1.25
-"""How much a slice's aspect ratio may exceed the ideal one. Slices have whole pixels."""
+"""Factor by which a slice's aspect ratio may exceed the ideal one, since edges are whole pixels."""
 UPSIZES = ("always", "never")
-"""Whether an image with fewer pixels than a slice is enlarged (`small_image_upsize`)."""
+"""Values of `small_image_upsize`: whether to enlarge an image that has fewer pixels than a
+slice.
+"""
 RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
-"""Pillow's resampling filters by number, in Pillow's implementation."""
+"""Supported resampling filters, which follow Pillow's implementation, by their number in Pillow."""
 MAX_SCALE = 4096
 MAX_SLICES = 100
 """Maximum slices of an image. No published checkpoint has more than nine, of 448 x 448 pixels."""
@@ -58,18 +60,20 @@ class SliceRules:
 
     @property
     def unit(self) -> int:
-        """The edge of a token in pixels."""
+        """The edge, in pixels, of the square that becomes one token."""
         return self.patch * self.merge
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """Bounds in multiples of a slice, which counts as `scale` x `scale` pixels in any shape."""
+        """The minimum and maximum pixels, in multiples of a slice, which counts as `scale` x
+        `scale` pixels in any shape.
+        """
         area = self.scale**2
         return PixelBounds(area, area, self.most * area)
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds on an image's pixels and tokens."""
+        """Upper bounds on the pixels and tokens of an image."""
         tokens = most_of_all(self.scale, self.unit, self.most, MAX_ASPECT)
         return stacked_bounds(tokens, self.unit)
 
@@ -133,16 +137,17 @@ def _tokens(size: Size, unit: int) -> tuple[int, ...]:
 
 
 def view_tokens(grid: Grid) -> list[int]:
-    """Count the tokens in the whole image, then in each slice."""
+    """Return the number of tokens of the whole image, then of each slice."""
     whole = [grid[0] * grid[1]]
     return whole if len(grid) == 2 else whole + [grid[4] * grid[5]] * (grid[2] * grid[3])
 
 
 def slice_grid(size: Size, scale: int, least: int, most: int) -> tuple[int, int]:
-    """Return the rows and columns of slices of about scale x scale pixels each; (0, 0) for none.
+    """Return the rows and columns of slices of about scale x scale pixels each, or (0, 0) for none.
 
-    The candidates have about as many slices as the image has pixels for, from `least` to `most`.
-    The closest aspect ratio wins, and of equal ones the grid with the most rows.
+    Candidates have about as many slices as the image has pixels for, between `least` and `most`.
+    The grid with the closest aspect ratio wins. Of equally close grids, the one with the most rows
+    wins.
     """
     height, width = size
     shape = math.log(width / height)
@@ -191,9 +196,10 @@ def _multiple(length: float, of: int) -> int:
 
 
 def most_tokens(scale: int, unit: int, longest: float) -> int:
-    """Return an upper bound on the tokens of a view.
+    """Return the maximum number of tokens of a view.
 
-    A token is unit x unit pixels. longest: the maximum aspect ratio of the image.
+    unit: the edge of a token in pixels.
+    longest: the maximum aspect ratio of the image.
     """
     # The tokens depend on the height: for each, the widest image has the widest view.
     heights = range(int(scale / math.sqrt(longest)), int(scale * math.sqrt(longest)) + 2)
@@ -208,7 +214,7 @@ def most_tokens(scale: int, unit: int, longest: float) -> int:
 
 
 def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
-    """Return an upper bound on the total tokens of an image and its up to `most` slices."""
+    """Return the maximum total number of tokens of an image and its up to `most` slices."""
     sliced = 0
     for count in range(2, most + 1):
         # The slices may be a single row or a single column.
@@ -218,7 +224,7 @@ def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
 
 
 def read_images(checkpoint: Checkpoint, vision: MergingTower, sibling: Sibling) -> SliceRules:
-    """Read the rules for images from the checkpoint's files. Raises CheckpointError."""
+    """Read the rules for resizing images from the checkpoint's files. Raises CheckpointError."""
     processor = checkpoint.processor
     patch = processor.integer("patch_size", default=14)
     if patch != vision.siglip.patch:

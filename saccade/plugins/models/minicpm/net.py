@@ -1,4 +1,4 @@
-"""A MiniCPM-V checkpoint's network, and the names of its tensors."""
+"""Builds MiniCPM-V's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from saccade.plugins.models.minicpm.vision import TOWER, MiniCPMTower
 
 
 class MiniCPMModel(FamilyModel):
-    """Tensor names become `vision_tower.*`, `merger.*`, `language_model.*` and `lm_head.weight`."""
+    """Builds the network. Tensor names are converted to `vision_tower.*`, `merger.*`,
+    `language_model.*` and `lm_head.weight`.
+    """
 
     spec: MiniCPMSpec
 
@@ -29,6 +31,8 @@ class MiniCPMModel(FamilyModel):
         return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
 
     def harmless(self, name: str) -> bool:
-        """Also accept the merger within the vision encoder if this mode does not use it."""
+        """Return True also for the merger within the vision encoder if this mode does not
+        use it.
+        """
         left_out = not self.spec.vision.halves and name.startswith(f"{TOWER}.vit_merger.")
         return left_out or super().harmless(name)

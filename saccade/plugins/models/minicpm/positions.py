@@ -69,7 +69,8 @@ def canvas_positions(
 ) -> tuple[Positions, int]:
     """Return each token's position [3, T], and the next position.
 
-    marks: the markers of images, such as line ends. They repeat a position of their image.
+    marks: the IDs of marker tokens, such as line ends. A marker has the same position as one of its
+    image's tokens.
     """
     positions = np.empty((3, len(tokens)), np.int64)
     done = following = 0

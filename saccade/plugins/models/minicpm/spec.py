@@ -1,5 +1,4 @@
-"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, and the cached data per token
-or sequence.
+"""MiniCPM-V's `FamilySpec`: sizes, prompts, and the cached data per token or sequence.
 
 The text before an image contains its index among the prompt's images, so the image's own tokens do
 not depend on it. Does not import torch.
@@ -64,7 +63,9 @@ class MiniCPMOptions(FamilyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicePlaceholder(Placeholder):
-    """An image: its index, the whole image between two markers, each slice between two others."""
+    """Expands to the tokens of an image: its index, the whole image between two markers, and each
+    slice between two other markers.
+    """
 
     numbers: tuple[Ids, ...]  # the tokens before each image. If empty, images have no index.
     slice: tuple[int, int]  # the tokens before and after a slice
@@ -72,7 +73,7 @@ class SlicePlaceholder(Placeholder):
 
     @property
     def own(self) -> frozenset[int]:
-        """The tokens around an image and its slices, except for its index."""
+        """The marker tokens around an image and its slices, without the tokens of the index."""
         return frozenset((*self.before, *self.after, *self.slice, *self.line))
 
     def pieces(self, number: int | None, image: Image) -> Sequence[ImagePiece]:
@@ -104,7 +105,7 @@ class SlicePlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniCPMSpec(BaseSpec):
-    """The CPU-side settings of a checkpoint."""
+    """MiniCPM-V's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: MergingTower
     text: TextConfig
@@ -138,7 +139,7 @@ class MiniCPMSpec(BaseSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasSpec(MiniCPMSpec):
-    """The CPU-side settings of a checkpoint whose image tokens have positions on a canvas."""
+    """A `MiniCPMSpec` for models whose image tokens have positions on a canvas (`positions.py`)."""
 
     position_axes = 3
 
@@ -172,7 +173,10 @@ class CanvasSpec(MiniCPMSpec):
 
 
 def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
-    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     sibling, section = read_sibling(config), config.section("text_config")
     text, hybrid = read_text(config, section, sibling)
@@ -221,7 +225,7 @@ def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
 
 
 def _placeholder(checkpoint: Checkpoint, vocab: int) -> SlicePlaceholder:
-    """Create the placeholder from the tokens that transformers' processor puts around images."""
+    """Create the placeholder with the tokens that transformers' processor adds around images."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
 

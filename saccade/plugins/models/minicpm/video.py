@@ -22,7 +22,9 @@ from saccade.plugins.models.minicpm.config import MERGES
 from saccade.plugins.models.minicpm.images import SliceRules
 
 VIDEO = "<|video_pad|>"
-"""Marks a video in a chat template. The prompt has it for each embedding of the frames."""
+"""Marks a video in a chat template. In the expanded prompt, there is one for each embedding of the
+frames.
+"""
 NUMBER = "<image_id>{}</image_id>"
 TENTH = 0.1
 """The frames of a long video are chosen from frames at this interval in seconds."""
@@ -31,7 +33,7 @@ BICUBIC = 3
 
 @dataclass(frozen=True, slots=True)
 class FrameRules:
-    """Implements `core.video.VideoRules`."""
+    """Samples and resizes the frames of videos. Implements `core.video.VideoRules`."""
 
     slices: SliceRules
     token: int  # the ID of `VIDEO`
@@ -43,7 +45,9 @@ class FrameRules:
     marks = (VIDEO,)
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        """Return one frame per second, evenly spread if that exceeds `max_frames`."""
+        """Return the indices of one frame per second, or of `max_frames` evenly spread frames if
+        that is fewer.
+        """
         if (count := options.num_frames) is not None:
             if count > total:
                 raise InvalidRequest(
@@ -66,7 +70,9 @@ class FrameRules:
     def recipe(
         self, count: int, height: int, width: int, options: VideoOptions
     ) -> PreprocessParams:
-        """Return the parameters for a frame. Bounds count its pixels like an image's."""
+        """Return the preprocessing parameters of a frame. Bounds apply to its pixels, as for an
+        image.
+        """
         bounds = self.slices.pixel_bounds
         most = options.max_pixels or bounds.max_pixels
         if options.total_pixels is not None:
@@ -89,7 +95,7 @@ class FrameRules:
         return VIDEO * len(times.indices)
 
     def steps(self, times: FrameTimes) -> tuple[int | None, ...]:
-        """Return a time for each frame. Images have none, which is why they get an index."""
+        """Return 0 as the time of every frame. Images have no time, so only they get an index."""
         return (0,) * len(times.indices)
 
 
@@ -97,7 +103,9 @@ def read_video(checkpoint: Checkpoint, images: SliceRules, *, numbered: bool) ->
     """Return the checkpoint's rules for videos.
 
     Returns `None` if frames are stacked, larger than images, or normalized differently, because the
-    vision encoder supports only one kind of preprocessing. numbered: whether images have an index.
+    vision encoder supports only one kind of preprocessing.
+
+    numbered: whether each image in a prompt is preceded by its index.
     """
     section, token = checkpoint.video, checkpoint.config.integer("video_token_id", default=-1)
     mode = section.text("downsample_mode", default="")

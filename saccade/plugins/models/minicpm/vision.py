@@ -32,20 +32,25 @@ from saccade.plugins.models.minicpm.images import SliceRules, view_tokens
 TOWER = "vision_tower"
 CONNECTOR_EPS = 1e-6
 FOUR = 4
-"""Rows that are merged into one."""
+"""Number of rows that are merged into one."""
 
 
 def four_to_one(
     weights: Weights, name: str, sizes: tuple[int, int, int], eps: float, act: str, shard: Shard
 ) -> PatchMerger:
-    """Load a merger of four rows. sizes: the values of its input, inside, and of its output."""
+    """Load a merger of four rows into one.
+
+    sizes: the number of values of its input rows, hidden rows and output rows.
+    """
     norm = LayerNorm(weights, f"{name}.pre_norm", sizes[0], eps)
     mlp = MLP(weights, (f"{name}.linear_1", f"{name}.linear_2"), sizes, act, shard)
     return PatchMerger(FOUR, norm, mlp, late=True)
 
 
 class WindowMerger:
-    """Attention within groups of four rows. The mean of a group and an MLP make one row."""
+    """Merges each group of four rows: applies attention within the group, then adds an MLP to its
+    mean.
+    """
 
     __slots__ = ("heads", "mlp", "norm", "out", "qkv", "scale")
 
@@ -132,8 +137,8 @@ class MiniCPMTower:
         )
 
     def _places(self, rows: int, columns: int) -> np.ndarray:
-        """Return each patch's row in the position table, for a view of `rows` x `columns`
-        tokens.
+        """Return each patch's row in the table of learned positions, for a view of `rows` x
+        `columns` tokens.
         """
         merge, across = self.config.siglip.merge, self.config.siglip.across
         size = rows * merge, columns * merge
@@ -158,9 +163,9 @@ class MiniCPMTower:
         return self.connector(self.norm(x))
 
     def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
-        """Run the merger on each cut, given by its output rows.
+        """Run the merger on each cut, which is given by its output rows.
 
-        Yields costs that add up to the part of `MergingTower.depth` that exceeds the layers.
+        Yields costs whose sum is the part of `MergingTower.depth` beyond the layers.
         """
         config, found = self.config, []
         each = FOUR * (config.depth - config.insert - 1) - config.layers_after
@@ -170,28 +175,28 @@ class MiniCPMTower:
         return together(found)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image. The views of an image are contiguous."""
+        """Split the embeddings into one tensor per image. The views of an image are contiguous."""
         return copy_images(self, embeddings, facts)
 
 
 def nested(patches: np.ndarray, merge: int) -> np.ndarray:
-    """Reorder patches [N] so that each 2 x 2 patches are contiguous within their token.
+    """Reorder patches [N] so that each group of 2 x 2 patches is contiguous within its token.
 
-    A token's merge x merge patches must be contiguous already, row by row.
+    A token's merge x merge patches must already be contiguous, row by row.
     """
     row, column = merged_order(merge, merge, 2)
     return patches.reshape(-1, merge**2)[:, row * merge + column].reshape(-1)
 
 
 def canvas_blocks(grid: Grid) -> np.ndarray:
-    """Return each token's block on the canvas [M]: the whole image, then slice by slice."""
+    """Return the canvas block of each token [M]: the whole image, then slice by slice."""
     rows, columns, *cut = grid
     slices = [(cut[0], cut[1], cut[2], cut[3])] if cut else []
     return region_blocks((1, 1, rows, columns), *slices)
 
 
 def quarter(cut: Cut) -> Cut:
-    """Return the same cut for rows that replace four each."""
+    """Return the same cut, in units of rows that replace four rows each."""
     rows, keys = (slice(each.start // FOUR, each.stop // FOUR) for each in (cut.rows, cut.keys))
     if cut.rows == cut.keys:
         bounds, longest = cut.segments.bounds // FOUR, cut.segments.longest // FOUR

@@ -1,4 +1,4 @@
-"""PaddleOCR-VL."""
+"""The family of PaddleOCR-VL."""
 
 from saccade.plugin import Family
 

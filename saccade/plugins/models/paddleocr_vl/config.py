@@ -1,4 +1,4 @@
-"""The shapes of PaddleOCR-VL's language model and vision encoder, from `config.json`.
+"""Reads the sizes of PaddleOCR-VL's language model and vision encoder from `config.json`.
 
 The Hub's file has the language model's fields at the top level. Does not import torch.
 """
@@ -33,14 +33,14 @@ ABSENT = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 5e5,
 }
-"""transformers' defaults for fields that the file does not have."""
+"""The values that transformers uses for fields that config.json does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedConfig(MergedConfig):
-    """The vision encoder and its projector.
+    """The sizes of the vision encoder and its projector.
 
-    across: the number of learned positions along an edge, which are interpolated for each image.
+    across: the number of learned positions along an edge. They are interpolated for each image.
     """
 
     across: int
@@ -48,7 +48,7 @@ class FittedConfig(MergedConfig):
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Read the language model, an Ernie 4.5. Raises CheckpointError."""
+    """Read the sizes and options of the language model, an Ernie 4.5. Raises CheckpointError."""
     refuse_unsupported(text, "use_bias")
     # A null number of heads, or head size, follows from other fields.
     absent = {name: value for name, value in ABSENT.items() if name not in text.data}
@@ -62,7 +62,10 @@ def read_text(config: Section, text: Section) -> TextConfig:
 
 
 def read_vision(config: Section, out: int) -> FittedConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     vision = config.section("vision_config")
     check_channels(vision)
     hidden = vision.count("hidden_size", default=1152)

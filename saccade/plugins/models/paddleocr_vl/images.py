@@ -17,7 +17,9 @@ from saccade.plugins.models.paddleocr_vl.config import FittedConfig
 
 @dataclass(frozen=True, slots=True)
 class PaddleRules(RaisedRules):
-    """Qwen-VL's layout, but edges shorter than a token are first enlarged to one, in turn."""
+    """Qwen-VL's layout, except that an edge shorter than a token is first enlarged to one token.
+    The two edges are enlarged one after the other.
+    """
 
     def raised(self, height: int, width: int) -> Size:
         if height < self.factor:
@@ -33,7 +35,9 @@ class PaddleRules(RaisedRules):
 
 
 def read_images(processor: Section, vision: FittedConfig) -> PaddleRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     patch, merge = vision.patch, vision.merge
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
     bounds, resample = (384 * 384, 1536 * 1536), read_resample(processor, 3)

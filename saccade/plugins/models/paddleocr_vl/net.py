@@ -1,4 +1,4 @@
-"""A PaddleOCR-VL checkpoint's network, and the names of its tensors."""
+"""Builds PaddleOCR-VL's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from saccade.plugins.models.paddleocr_vl.vision import FittedTower
 
 
 class PaddleModel(FamilyModel):
-    """Tensor names become `visual.*`, `projector.*`, `language_model.*` and `lm_head.weight`, for
-    older and newer files alike.
+    """Builds the network. Tensor names are converted to `visual.*`, `projector.*`,
+    `language_model.*` and `lm_head.weight`, for older and newer files alike.
     """
 
     spec: PaddleSpec

@@ -1,4 +1,4 @@
-"""A PaddleOCR-VL checkpoint's settings, without tensors.
+"""PaddleOCR-VL's `FamilySpec`.
 
 Prompts and positions are Qwen2-VL's. Does not import torch.
 """
@@ -17,13 +17,18 @@ from saccade.plugins.models.paddleocr_vl.images import read_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddleSpec(RaisedSpec):
-    """The CPU-side settings of a PaddleOCR-VL checkpoint."""
+    """PaddleOCR-VL's `FamilySpec`: sizes, prompt expansion and positions, importable
+    without torch.
+    """
 
     vision: FittedConfig
 
 
 def paddle_spec(checkpoint: Checkpoint) -> PaddleSpec:
-    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

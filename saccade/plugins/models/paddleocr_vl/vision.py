@@ -1,7 +1,7 @@
 """PaddleOCR-VL's vision encoder, for packed images of any size, and its projector: SigLIP's blocks
 with heads that are rotated by row and column.
 
-The square of learned positions is interpolated for each image.
+The grid of learned positions is interpolated to the size of each image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROJECTOR_EPS = 1e-5
 
 
 class FittedTower(AxialTower):
-    """Encodes uint8 pixels to embeddings."""
+    """Encodes uint8 pixels to embeddings with SigLIP and its projector."""
 
     __slots__ = ("positions",)
 

@@ -1,4 +1,4 @@
-"""Qwen3.5, with Qwen3-VL's tower or without any."""
+"""The family of Qwen3.5, with Qwen3-VL's vision encoder or text-only."""
 
 from saccade.plugin import Family
 

@@ -24,8 +24,10 @@ NAME = "mtp"
 
 
 class MultiTokenHead:
-    """Implements `nn.protocol.DraftHead`. It uses the language model's token embedding, rotary
-    tables and output head.
+    """Drafts the token after next. It shares the language model's token embedding, rotary tables
+    and output head.
+
+    Implements `nn.protocol.DraftHead`.
     """
 
     __slots__ = ("fuse", "layer", "norm", "state_norm", "text", "token_norm")

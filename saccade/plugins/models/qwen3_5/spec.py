@@ -1,4 +1,4 @@
-"""The spec of a Qwen3.5 checkpoint.
+"""Qwen3.5's `FamilySpec`.
 
 Images, prompts and positions are the same as in Qwen3-VL, but the vision encoder has no deepstack
 levels. Layers of the language model cache keys and values, or a state per sequence. Runs without
@@ -40,14 +40,14 @@ config.json has the fields that `text_config` has in other checkpoints.
 
 @dataclass(frozen=True, slots=True)
 class Qwen35Options(QwenOptions):
-    """The family options of Qwen3.5."""
+    """The options of the Qwen3.5 family, in addition to Qwen-VL's."""
 
     mtp: Literal["on", "off"] = "off"  # whether to load the MTP head, which drafts tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Spec(QwenVLSpec):
-    """The spec of one Qwen3.5 checkpoint."""
+    """Qwen3.5's `FamilySpec`: Qwen-VL's, with the caches of a hybrid language model."""
 
     hybrid: HybridConfig
     drafts: bool = False  # whether the MTP head is loaded
@@ -75,7 +75,9 @@ class Qwen35Spec(QwenVLSpec):
 
 
 def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
-    """Read the spec of a Qwen3.5 checkpoint. Raises CheckpointError with the file and the field."""
+    """Create the spec from a Qwen3.5 checkpoint's JSON files. Raises CheckpointError with the file
+    and the field.
+    """
     config = checkpoint.config
     section = text_section(config)
     text, hybrid = read_hybrid(config, section)

@@ -1,4 +1,4 @@
-"""SmolVLM and Idefics3."""
+"""The family of SmolVLM and Idefics3."""
 
 from saccade.plugin import Family
 

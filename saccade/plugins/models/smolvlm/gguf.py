@@ -1,4 +1,4 @@
-"""SmolVLM and Idefics3 in GGUF files: a Llama, and the vision encoder of Idefics3."""
+"""Reads SmolVLM and Idefics3 from GGUF files: a Llama, and the vision encoder of Idefics3."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ EDGES = 4
 
 
 def see(source: Source) -> Seen:
-    """Read the configuration and the other JSON files from the vision encoder's file. Raises
-    CheckpointError.
+    """Derive config.json and the other JSON files from the metadata of the vision encoder's file.
+
+    Raises CheckpointError.
     """
     sight = source.sight
     vision = siglip_config(sight, "smolvlm_vision")

@@ -24,7 +24,7 @@ from saccade.nn.shapes import Colours, SiglipConfig
 ALONE = (0, 0)
 """The grid of an image that is not divided."""
 LONGEST = 4096
-"""Maximum pixels along an edge. transformers would scale a larger image down once more."""
+"""Maximum edge of an image in pixels. transformers would scale a larger image down once more."""
 MAX_ACROSS = 32
 """Maximum tiles along an edge. No published checkpoint has more than six."""
 RESIZED = "by torch"
@@ -73,7 +73,9 @@ class SplitRules:
         return self._recipe((self.side, self.side), (self.side, self.side))
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the parameters with the longest edge at which all tiles are within the bounds."""
+        """Return the preprocessing parameters with the longest edge at which all tiles are within
+        the bounds.
+        """
         size, side = (height, width), self.side
         for across in range(self.across, 1, -1):
             resized = longest_edge(size, min(self.edge, across * side))
@@ -87,7 +89,7 @@ class SplitRules:
         """Return the preprocessing parameters for an image that is resized to `resized`, then to
         whole tiles.
 
-        cut: the size in whole tiles.
+        cut: the size in pixels after rounding to whole tiles.
         """
         side, resample = self.side, self.resample
         if not self.split or cut == (side, side):
@@ -104,7 +106,7 @@ class SplitRules:
         return fingerprint(family, RESIZED, self.side, *self.colours, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
-        """Return the grid of a canvas."""
+        """Return the grid of a canvas of this size in pixels."""
         side = self.side
         assert not height % side and not width % side
         return (height // side - 1, width // side) if height > side else ALONE
@@ -131,7 +133,7 @@ class SplitRules:
 
 
 def longest_edge(size: Size, edge: int) -> Size:
-    """Return a size whose longer edge is `edge`. The other one is in proportion, and even.
+    """Return the size whose longer edge is `edge`. The shorter edge is in proportion, and even.
 
     The arithmetic is the same as in transformers.
     """
@@ -156,7 +158,9 @@ def whole_tiles(size: Size, side: int) -> Size:
 
 
 def read_images(processor: Section, vision: SiglipConfig) -> SplitRules:
-    """Read the rules for images from the image processor's config. Raises CheckpointError."""
+    """Read the rules for resizing images from the image processor's config. Raises
+    CheckpointError.
+    """
     tile = processor.section("max_image_size")
     side = tile.integer("longest_edge", default=364)
     if side != vision.side:

@@ -1,4 +1,4 @@
-"""A SmolVLM checkpoint's network, and the names of its tensors."""
+"""Builds SmolVLM's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def smolvlm_tower(
 def _buckets(config: SiglipConfig) -> torch.Tensor:
     """Return each patch's row in the table of learned positions, in merged order.
 
-    Computed like in transformers, from a fraction of the tile, whose rounding may select the
-    position of an adjacent patch.
+    Follows transformers, which computes it from the patch's fractional position in the tile.
+    Rounding may select the row of an adjacent patch.
     """
     across = config.across
     bounds = torch.arange(1 / across, 1.0, 1 / across)
@@ -56,7 +56,9 @@ def _buckets(config: SiglipConfig) -> torch.Tensor:
 
 
 class SmolVLMModel(FamilyModel):
-    """Tensor names become `vision_model.*`, `connector.*`, `language_model.*`, `lm_head.weight`."""
+    """Builds the network. Tensor names are converted to `vision_model.*`, `connector.*`,
+    `language_model.*`, `lm_head.weight`.
+    """
 
     spec: SmolVLMSpec
 

@@ -1,5 +1,4 @@
-"""A SmolVLM checkpoint's settings, without tensors: sizes, and prompts with text for each tile's
-row and column.
+"""SmolVLM's `FamilySpec`: sizes, and prompts with text for each tile's row and column.
 
 Does not import torch.
 """
@@ -36,9 +35,10 @@ FAKE, IMAGE, OVERALL = "<fake_token_around_image>", "<image>", "<global-img>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilePlaceholder(Placeholder):
-    """An image: a piece per tile, with `tokens` rows, and one for the whole image.
+    """Expands to the tokens of an image: `tokens` image tokens per tile, each after text for its
+    row and column, and as many for the whole image.
 
-    The whole image follows its tiles. The inherited field `before` is the tokens before it.
+    The whole image follows the tiles. The inherited field `before` has the tokens before it.
     """
 
     tokens: int
@@ -60,14 +60,17 @@ class TilePlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolVLMSpec(DecoderSpec):
-    """The CPU-side settings of a SmolVLM checkpoint."""
+    """SmolVLM's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: SiglipConfig
     images: SplitRules
 
 
 def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:
-    """Read a SmolVLM checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = config.section("text_config")
     text = _text(config, section)
@@ -105,7 +108,7 @@ def _text(config: Section, text: Section) -> TextConfig:
 
 
 def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:
-    """Create the placeholder from the tokens that transformers' processors put around tiles."""
+    """Create the placeholder with the tokens that transformers' processors add around tiles."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     for token in (FAKE, IMAGE):

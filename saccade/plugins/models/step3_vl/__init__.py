@@ -1,4 +1,4 @@
-"""Step3-VL-10B."""
+"""The family of Step3-VL-10B."""
 
 from saccade.plugin import Family
 

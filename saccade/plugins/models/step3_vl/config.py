@@ -1,4 +1,4 @@
-"""The shapes of Step3-VL's language model and vision encoder, from `config.json`.
+"""Reads the sizes of Step3-VL's language model and vision encoder from `config.json`.
 
 Does not import torch.
 """
@@ -24,17 +24,20 @@ from saccade.families.kit.config_readers import (
 from saccade.nn.shapes import BlocksConfig, RopeConfig, TextConfig
 
 REDUCTION = 4
-"""The edge of a token in patches: each of the two convolutions after the encoder halves it."""
+"""The edge, in patches, of the square that becomes one token. Each of the two convolutions after
+the encoder halves it.
+"""
 ALWAYS = {"use_ln_pre": True, "use_ln_post": False, "use_abs_posemb": True, "use_rope2d": True}
 NEVER = ("use_cls_token", "ues_cls_token")
-"""The second name is a misspelling in the Hub's file."""
+"""Fields that must be false. The second name is a misspelling in the Hub's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerceptionConfig(BlocksConfig):
-    """The perception encoder, which encodes views separately, and its projector.
+    """The sizes of the perception encoder, which encodes each view separately, and of its
+    projector.
 
-    side: the edge in pixels of an image that has the learned positions' native size.
+    side: the edge, in pixels, of an image that has the learned positions' native size.
     """
 
     theta: float
@@ -45,12 +48,15 @@ class PerceptionConfig(BlocksConfig):
 
     @property
     def unit(self) -> int:
-        """The edge of a token in pixels."""
+        """The edge, in pixels, of the square that becomes one token."""
         return self.patch * REDUCTION
 
 
 def read_vision(config: Section, out: int) -> PerceptionConfig:
-    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
+    """Read the vision encoder's sizes from config.json. Raises CheckpointError.
+
+    out: the number of values per embedding.
+    """
     vision = config.section("vision_config")
     for name, needed in (*ALWAYS.items(), *((name, False) for name in NEVER)):
         if vision.flag(name, default=needed) != needed:
@@ -81,7 +87,7 @@ def read_vision(config: Section, out: int) -> PerceptionConfig:
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Read the language model, a Qwen3. Raises CheckpointError."""
+    """Read the sizes and options of the language model, a Qwen3. Raises CheckpointError."""
     require_kind(text.filled({"model_type": "qwen3"}), "qwen3")
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
     text = text.filled({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128})

@@ -34,12 +34,14 @@ WHOLE, CROP = (0, 0), (1,)
 SNAP_UP = 0.2
 """If an edge extends by more than this fraction into another crop, it gets that crop."""
 PIXEL_BYTES = 4
-"""Bytes of a pixel in Pillow, and of one color in float32."""
+"""Bytes per pixel in Pillow, and per color value in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The edges in pixels of a resized image (maximum), the whole image's square, and a crop."""
+    """The edges, in pixels, of a resized image (maximum), of the square for the whole image, and of
+    a crop.
+    """
 
     longest: int
     whole: int
@@ -48,7 +50,7 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class CropPlan:
-    """The steps from an upright image to its crops."""
+    """Describes how an upright image is resized and cropped."""
 
     padded: Size  # the image's size, or the square that it is padded to
     resized: Size  # the padded image, scaled down to at most `Sides.longest`
@@ -59,7 +61,7 @@ class CropPlan:
 
 
 def plan_crops(size: Size, sides: Sides) -> CropPlan:
-    """Plan an image's crops from its size. If `sides.crop` is 0, there are none."""
+    """Plan how an image of this size is cropped. If `sides.crop` is 0, it is not cropped."""
     height, width = size
     if min(size) < 32 and not 1 / 4 <= width / height <= 4:
         height = width = max(size)
@@ -83,7 +85,9 @@ def _window(long: int, short: int, sides: Sides) -> int:
 
 
 def _snapped(edge: int, window: int) -> int:
-    """Return the multiple of `window` that an edge is resized to. Shorter edges are unchanged."""
+    """Return the multiple of `window` to which an edge is resized. An edge shorter than `window` is
+    returned unchanged.
+    """
     ratio = edge / window
     if ratio < 1:
         return edge
@@ -126,7 +130,9 @@ class CropRules:
         return REDUCTION**2
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the parameters with the longest edge at which all crops are within the bounds."""
+        """Return the preprocessing parameters with the longest edge at which all crops are within
+        the bounds.
+        """
         size = height, width
         check_aspect(height, width, MAX_ASPECT)
         whole, crop = self.sides.whole, self.sides.crop
@@ -155,7 +161,7 @@ class CropRules:
         return fingerprint(family, self.patch, self.mean, self.std, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
-        """Return the grid of a canvas."""
+        """Return the grid of a canvas of this size in pixels."""
         crops, odd = divmod(height - self.sides.whole, self.sides.crop)
         assert not odd
         return (crops, width // self.sides.crop) if crops else (0, 0)
@@ -179,14 +185,14 @@ class CropRules:
         return sum(self.view_tokens(grid))
 
     def view_tokens(self, grid: Grid) -> list[int]:
-        """Count the tokens in each crop, then in the whole image."""
+        """Return the number of tokens of each crop, then of the whole image."""
         return [patches // REDUCTION**2 for patches in self.view_patches(grid)]
 
     def num_patches(self, grid: Grid) -> int:
         return sum(self.view_patches(grid))
 
     def view_patches(self, grid: Grid) -> list[int]:
-        """Count the patches in each crop, then in the whole image."""
+        """Return the number of patches of each crop, then of the whole image."""
         crop, whole = ((side // self.patch) ** 2 for side in (self.sides.crop, self.sides.whole))
         if grid == CROP:
             return [crop]
@@ -202,7 +208,7 @@ def canvas_size(grid: Grid, sides: Sides) -> Size:
 def read_images(processor: Section, vision: PerceptionConfig) -> CropRules:
     """Read the rules for crops from the image processor's config. Raises CheckpointError.
 
-    The Hub's checkpoint has no such file: the numbers are in its processor's code.
+    The Hub's checkpoint has no such file. Its values are constants in the processor's code.
     """
     check_made_for(processor.section("size"), height=vision.side, width=vision.side)
     crop = processor.count("patch_size", default=504)

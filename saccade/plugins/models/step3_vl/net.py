@@ -1,4 +1,4 @@
-"""A Step3-VL checkpoint's network, and the names of its tensors."""
+"""Builds Step3-VL's network, and maps tensor names to canonical ones."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ HUB = (
 
 
 class Step3VLModel(FamilyModel):
-    """Tensor names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`.
+    """Builds the network. Tensor names are converted to `vision_model.*`,
+    `multi_modal_projector.*`, `language_model.*` and `lm_head.weight`.
     """
 
     spec: Step3VLSpec

@@ -1,4 +1,5 @@
-"""Makes crops and the whole image like the published processor does. Runs in image workers.
+"""Computes crops and the whole image in the same way as the published processor. Runs in image
+workers.
 
 Pillow resizes the image before it is cropped. Crops of another size and the whole image are then
 resized in float32. The published processor keeps these in float32. This module rounds them to
@@ -44,7 +45,7 @@ def draw(out: Pixels, argument: str, pixels: Pixels) -> None:
 
 
 def _padded(image: PIL.Image.Image, size: Size) -> PIL.Image.Image:
-    """Return a black square with the image in its top left corner."""
+    """Return a black image of this size with `image` in its top left corner."""
     if image.size == size[::-1]:
         return image
     square = PIL.Image.new(image.mode, size[::-1], 0)

@@ -1,4 +1,4 @@
-"""A Step3-VL checkpoint's settings, without tensors: sizes, and prompts with markers per view.
+"""Step3-VL's `FamilySpec`: sizes, and prompts with markers per view.
 
 Does not import torch.
 """
@@ -20,7 +20,9 @@ from saccade.plugins.models.step3_vl.images import CropRules, read_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlaceholder(Placeholder):
-    """An image: each crop between two markers, and the whole image between two others."""
+    """Expands to the tokens of an image: each crop between two markers, and the whole image between
+    two other markers.
+    """
 
     rules: CropRules
     crop: tuple[Ids, Ids]  # before and after a crop
@@ -39,7 +41,7 @@ class CropPlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step3VLSpec(DecoderSpec):
-    """The CPU-side settings of a Step3-VL checkpoint."""
+    """Step3-VL's `FamilySpec`: sizes, prompt expansion and positions, importable without torch."""
 
     vision: PerceptionConfig
     text: TextConfig
@@ -47,7 +49,10 @@ class Step3VLSpec(DecoderSpec):
 
 
 def step3_vl_spec(checkpoint: Checkpoint) -> Step3VLSpec:
-    """Read a Step3-VL checkpoint's settings. Raises CheckpointError with file and field."""
+    """Create the spec from a checkpoint's JSON files.
+
+    Raises CheckpointError with the file and the field.
+    """
     config = checkpoint.config
     section = config.section("text_config")
     text = read_text(config, section)

@@ -32,14 +32,14 @@ from saccade.plugins.models.step3_vl.images import CropRules
 
 TOWER = "vision_model"
 HALVINGS = 2
-"""Convolutions after the encoder, each of which halves an edge."""
+"""Number of convolutions after the encoder, each of which halves both edges."""
 Numbers = TypeVar("Numbers", torch.Tensor, npt.NDArray[np.int64])
 
 
 def row_in_view(row: Numbers, column: Numbers, across: Numbers, nested: int) -> Numbers:
     """Return the row of the patch at (row, column) within its view, which is `across` patches wide.
 
-    nested: how many levels of 2 x 2 cells there are. With 0, patches are in raster order.
+    nested: the number of levels of 2 x 2 cells. With 0, patches are in raster order.
     """
     if not nested:
         return row * across + column
@@ -48,8 +48,10 @@ def row_in_view(row: Numbers, column: Numbers, across: Numbers, nested: int) -> 
 
 
 def view_places(across: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the positions (column, row, width) in the order of a view's rows, [3, across^2], and
-    that order: for each row, the patch's index in raster order.
+    """Return the positions [3, across^2] of a view's rows, and each row's patch as its index in
+    raster order.
+
+    A position is (column, row, width of the view in patches).
     """
     row, column = np.indices((across, across)).reshape(2, -1)
     width = np.full_like(row, across)
@@ -63,9 +65,11 @@ class HalvingConvolution:
     __slots__ = ("linear", "nested")
 
     def __init__(self, weights: Weights, name: str, sizes: tuple[int, int], nested: int) -> None:
-        """Load the weights. sizes: the values per row of the input and of the output.
+        """Load the weights.
 
-        nested: how many levels of 2 x 2 cells the input has.
+        sizes: the number of values per row of the input and of the output.
+
+        nested: the number of levels of 2 x 2 cells in the input.
         """
         inputs, outputs = sizes
         kernel = weights.load(Part(f"{name}.weight", (outputs, inputs, 3, 3)))
@@ -224,10 +228,12 @@ class PerceptionTower:
         return self.projector(x)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image. An image's views follow each other directly."""
+        """Split the embeddings into one tensor per image. The views of an image are contiguous."""
         return copy_images(self, embeddings, facts)
 
 
 def _fused(weights: Weights) -> bool:
-    """Whether the files have the Hub's layout, in which a block's QKV weight is one tensor."""
+    """Return True if the files have the Hub's layout, in which each block has one tensor for its
+    QKV weights.
+    """
     return weights.has(f"{TOWER}.layers.0.self_attn.in_proj.weight")

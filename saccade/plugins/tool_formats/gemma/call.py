@@ -26,7 +26,7 @@ MAX_WORD = 400
 
 
 class GemmaCall:
-    """A call that is being parsed. Its arguments are converted to JSON as they arrive."""
+    """Parses one call. Its arguments are converted to JSON as they arrive."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -121,7 +121,9 @@ class GemmaCall:
         return True
 
     def _end_word(self) -> bool:
-        """End the bare text before a bracket, comma or colon: a key, number or literal, if any."""
+        """End the text without quotes before a bracket, comma or colon, if there is any: a key,
+        number or literal.
+        """
         word, self._word = self._word.rstrip(_SPACE), ""
         if not word:
             return True

@@ -25,13 +25,17 @@ _PLAIN_QUOTE = json.dumps(QUOTE)
 
 
 class GemmaRules:
-    """The rules for one tool's values. `rules` and `parts` grow as values are requested."""
+    """Builds the rules for the values of one tool. `rules` and `parts` grow as values are
+    requested.
+    """
 
     def __init__(self, prefix: str, root: Any, param: str, quote: str) -> None:
         """Start the rules of one tool.
 
-        prefix: prefix of the rules' names. root: the schema that contains the targets of `$ref`.
-        param: the schema's field in the request. quote: the term for the tag around strings.
+        prefix: the prefix of the rules' names.
+        root: the schema that contains the targets of `$ref`.
+        param: the field of the schema in the request.
+        quote: the grammar term for the tag around strings.
         """
         self.rules: list[str] = []
         self.parts: list[Part] = []
@@ -41,7 +45,9 @@ class GemmaRules:
         self._text = ""
 
     def object(self, schema: Any, place: Place = ()) -> str:
-        """Return the rule for an object. Raises InvalidRequest if a property cannot be written."""
+        """Return the name of the rule for an object. Raises InvalidRequest if a property cannot be
+        written.
+        """
         properties, needed = schema.get("properties", {}), schema.get("required", ())
         names = {*properties, *needed}
         if not names:
@@ -55,7 +61,7 @@ class GemmaRules:
         return self._rule(f'"{{" {self._members(pairs)} "}}"')
 
     def _key(self, name: str, place: Place) -> str:
-        """Return the term for a bare key and its colon.
+        """Return the grammar term for a bare key and its colon.
 
         Raises InvalidRequest for a key that `GemmaCall` would reject.
         """
@@ -66,7 +72,9 @@ class GemmaRules:
         return quoted(f"{name}:")
 
     def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
-        """Return the rule for (pair, required) members in this order, separated by commas."""
+        """Return the name of the rule for these (pair, required) members in this order, separated
+        by commas.
+        """
         after = self._rule('""')  # the members that may follow one
         first = after  # the members, if none precedes them
         for pair, needed in reversed(pairs):

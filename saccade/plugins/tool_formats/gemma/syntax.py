@@ -1,4 +1,6 @@
-"""The parser (`call.py`) and the grammar of Gemma 4's tool calls, with values in `rules.py`."""
+"""The parser (`call.py`) and the grammar of Gemma 4's tool calls. `rules.py` builds the rules for
+values.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from saccade.text.grammar.tools import Tool
 
 
 class GemmaGrammar(TaggedCalls):
-    """Grammar for calls without text between them."""
+    """The grammar of calls, between which no text is allowed."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__(lexicon, CALL_OPEN, CALL_CLOSE)
