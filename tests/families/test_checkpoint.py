@@ -72,7 +72,7 @@ def test_an_unknown_architecture_lists_the_known_ones(
     monkeypatch.setattr("saccade.families.registry.find_spec", lambda _: None)
     with pytest.raises(
         CheckpointError,
-        match=r"LlamaForCausalLM is not supported; supported .*Qwen2VL.*Qwen3VL.*\[transformers",
+        match=r"LlamaForCausalLM is not supported \(supported: .*Qwen2VL.*Qwen3VL.*\[transformers",
     ):
         load_spec(folder)
 

@@ -186,7 +186,8 @@ async def test_a_picture_that_ends_every_worker_fails_alone(
     """And is refused from then on, unless its workers were killed from outside."""
     metrics = Metrics()
     async with running(arena, metrics) as pool:
-        data = png(5000, 5000, bytes(5000 * 15_001))  # some 0.2 s of work
+        # Nearly half a second of work, so that it is not done before its worker is ended.
+        data = png(7000, 7000, bytes(7000 * 21_001))
         await worker_process()
         deadly = job(data, (64, 64))
         waiting = asyncio.create_task(pool.decode(deadly, 0))
@@ -200,7 +201,7 @@ async def test_a_picture_that_ends_every_worker_fails_alone(
         assert metrics.value(RESTARTS) == 2
         before = metrics.value(DECODES)
         with contextlib.suppress(ImageError):
-            await pool.decode(job(data), 0)
+            await pool.decode(job(data, (96, 96)), 0)
         assert metrics.value(DECODES) == before + again
 
 

@@ -96,7 +96,8 @@ def read_quantization(config: Section) -> Quantization | None:
         case "gguf":
             raise CheckpointError(
                 f"{settings.where}: the model is quantized (gguf): pass its *.gguf file, and the "
-                f"file of its vision encoder as --mmproj"
+                f"file of its vision encoder as --mmproj, or use one of the supported formats: "
+                f"{SUPPORTED}"
             )
         case method:
             raise CheckpointError(
