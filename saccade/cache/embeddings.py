@@ -250,7 +250,7 @@ class EmbeddingCache:
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """Return True if `num_tokens` more tokens fit in the device's budget beside the held
+        """Return True if `num_tokens` more tokens fit in the device's budget next to the held
         embeddings.
 
         If none are held, any image fits, because a single image may exceed the budget.

@@ -210,7 +210,7 @@ def test_who_comes_waits_for_the_step_in_flight_alone(net: FamilyNet) -> None:
 def test_guesses_and_plans_of_several_steps_go_together(
     net: FamilyNet, rows: int, temperature: float
 ) -> None:
-    """Where no guess is right, all is as without guesses but for one try. Beside seven other rows
+    """Where no draft is accepted, all is as without drafts but for one try. With seven other rows
     none is made.
     """
     tokens, found = 120, []

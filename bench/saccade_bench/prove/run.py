@@ -112,8 +112,8 @@ def prove(server: ProvedServer, options: ProveOptions) -> Proof:
             "with --base-url"
         ) from None
     if options.output_file:
-        told = {"server": server.address, "model": requester.model, **proof.as_json}
-        options.output_file.write_text(json.dumps(told, indent=2) + "\n")
+        report = {"server": server.address, "model": requester.model, **proof.as_json}
+        options.output_file.write_text(json.dumps(report, indent=2) + "\n")
     return proof
 
 

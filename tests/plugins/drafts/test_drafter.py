@@ -53,19 +53,19 @@ class Prophet(Drafter):
 
 @dataclass
 class Work:
-    """What answers take. cost: in steps of one row. rows: without those of guesses."""
+    """What answers take. cost: in steps of one row. rows: without those of drafts."""
 
     cost: float = 0.0
     plans: int = 0
     rows: int = 0
-    guesses: int = 0
+    drafts: int = 0
 
     def add(self, plan: Plan) -> None:
-        guesses = sum(row.draft for row in plan.rows)
+        drafts = sum(row.draft for row in plan.rows)
         self.cost += plan.steps * (1 + ROW_COST * (len(plan.rows) - 1)) * bool(plan.rows)
         self.plans += 1
-        self.rows += plan.steps * (len(plan.rows) - guesses)
-        self.guesses += guesses
+        self.rows += plan.steps * (len(plan.rows) - drafts)
+        self.drafts += drafts
 
 
 def serve(
@@ -110,15 +110,15 @@ def serve(
 
 @pytest.mark.first
 @pytest.mark.parametrize("streams", [1, 2, 8])
-def test_guesses_that_are_never_right_take_one_try(streams: int) -> None:
-    """All else is as without guesses: plans of several steps, and the same rows."""
+def test_drafts_that_are_never_accepted_take_one_try(streams: int) -> None:
+    """All else is as without drafts: plans of several steps, and the same rows."""
     tokens = 400
     without, _ = serve(streams, tokens=tokens, plan_steps=8, drafts=0)
     with_them, prophet = serve(streams, tokens=tokens, plan_steps=8, wrong=tokens)
     assert without.plans < tokens / 8 + 10
     assert with_them.rows == without.rows
-    assert prophet.proposed.total() == with_them.guesses <= 7 * streams
-    assert with_them.guesses <= 0.02 * without.rows
+    assert prophet.proposed.total() == with_them.drafts <= 7 * streams
+    assert with_them.drafts <= 0.02 * without.rows
     assert with_them.plans <= without.plans + 3 * streams
     assert (with_them == without) == (streams > BUSY_ROWS)
 
