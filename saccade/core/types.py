@@ -383,6 +383,8 @@ class Caching:
     idle: bool = False
     # tokens that the client expects in the response, used as draft tokens
     prediction: tuple[int, ...] = ()
+    # the text of PDF pages that the request shows only as images, used as draft tokens
+    page_text: tuple[int, ...] = ()
     # length of the prefix that later prompts are expected to share with this one; 0: unknown
     branch: int = 0
 
@@ -590,9 +592,9 @@ class CacheReport:
     missed: CacheMiss | None = None  # None if the hit was complete or no diagnosis was requested
 
 
-DraftSource = Literal["text", "image", "prediction", "head"]
+DraftSource = Literal["text", "image", "prediction", "page", "head"]
 """The source of a draft token: the sequence's own tokens, an earlier response about an image, the
-client's predicted output, or the model's MTP head.
+client's predicted output, the text of a PDF page, or the model's MTP head.
 """
 
 

@@ -108,6 +108,7 @@ class Preparation:
     grammar: str = ""
     rules: TokenRules = NO_RULES
     prediction: tuple[int, ...] = ()
+    page_text: tuple[int, ...] = ()  # as in `Caching`
     reading: ReadAs = PLAIN  # how to parse the answer
     ignored: tuple[str, ...] = ()  # fields that this model's chat template does not support
     # results of plugins' steps
@@ -142,6 +143,7 @@ class Preparation:
                 cache.family,
                 request.adapter,
                 prediction=self.prediction,
+                page_text=self.page_text,
             ),
             prompt_logprobs=request.prompt_logprobs,
             rules=self.rules,

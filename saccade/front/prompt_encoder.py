@@ -90,6 +90,7 @@ class GenerationRequest:
     rules: AnswerRules | None = None
     adapter: AdapterRef = NO_ADAPTER
     prediction: str = ""  # text that the client expects in the answers
+    page_text: str = ""  # the text of PDF pages that are shown only as images
     template: ChatTemplate | None = None  # renders the chat instead of the checkpoint's template
     extras: Extras = ()  # values for plugins
 

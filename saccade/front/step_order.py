@@ -130,7 +130,8 @@ def goes_on_with_media(preparation: Preparation) -> bool:
 
 
 def has_prediction(preparation: Preparation) -> bool:
-    return bool(preparation.asked.prediction)
+    request = preparation.request
+    return bool(request.prediction or request.page_text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

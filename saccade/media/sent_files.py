@@ -37,7 +37,7 @@ class OpenedPage:
 
     number: int  # starting at 1
     of: int  # pages in the document
-    text: str  # empty if the text was not requested
+    text: str  # empty if it was not read
     image: RenderedPage | None  # `None` if the image was not requested
 
 

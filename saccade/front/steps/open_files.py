@@ -84,12 +84,20 @@ class OpenFiles:
         sources = (source for each in requests for source in each.chat.sources)
         others = sum(isinstance(source, ImageSource) for source in sources)
         opened = await self._files.open(files, client.salt(salt), requester, others, fits)
-        parts: PartsOfFiles = {
-            id(file): (found,) if isinstance(found, ImageSource) else _pages(file, found)
-            for file, found in zip(files, opened, strict=True)
-        }
+        parts: PartsOfFiles = {}
+        texts: dict[int, str] = {}
+        for file, found in zip(files, opened, strict=True):
+            pages = isinstance(found, tuple)
+            parts[id(file)] = _pages(file, found) if pages else (found,)
+            texts[id(file)] = _draft_text(file, found) if pages else ""
         return [
-            replace(each, prompt=with_parts(each.chat, parts)) if each.chat.files else each
+            replace(
+                each,
+                prompt=with_parts(each.chat, parts),
+                page_text="\n".join(texts[id(file)] for file in each.chat.files),
+            )
+            if each.chat.files
+            else each
             for each in requests
         ]
 
@@ -107,12 +115,22 @@ def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
     for page in pages:
         place = f"{file.param}.pages[{page.number - 1}]"
         if file.view.shown != "bare":
-            text = f"{page.text}\n" if page.text else ""
+            text = f"{page.text}\n" if page.text and file.view.has_text else ""
             parts.append(MessageText(f"{said}Page {page.number} of {page.of}\n{text}", place))
             said = "\n"
         if page.image is not None:
             parts.append(ImageSource(page.image, place, file.budget))
     return tuple(parts)
+
+
+def _draft_text(file: SentFile, pages: Sequence[OpenedPage]) -> str:
+    """Return the text of pages that are shown only as images, first in lines and then in one line,
+    because an answer may keep or join the lines.
+    """
+    if file.view.has_text:
+        return ""
+    lines = "\n".join(page.text for page in pages)
+    return f"{lines}\n{' '.join(lines.split())}" if lines.strip() else ""
 
 
 def with_parts(chat: Chat, parts: PartsOfFiles) -> Chat:

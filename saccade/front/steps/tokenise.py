@@ -71,8 +71,10 @@ class Tokenise:
         return Prompt(tokens, spans, tuple(shown), places, encoded.reasoning)
 
     async def predict(self, preparation: Preparation) -> None:
-        """Tokenize the answer that the client predicts, for draft tokens."""
-        preparation.prediction = await self._prompts.predicted(preparation.request.prediction)
+        """Tokenize texts that the answer may repeat, for draft tokens."""
+        request = preparation.request
+        preparation.prediction = await self._prompts.predicted(request.prediction)
+        preparation.page_text = await self._prompts.predicted(request.page_text)
 
     async def note_ignored(self, preparation: Preparation) -> None:
         """Record which fields of the request the model's template does not support."""

@@ -23,9 +23,12 @@ import pypdfium2_raw as pdfium
 
 from saccade.core.recipe import PageDrawing
 from saccade.media.reasons import Unreadable
+from saccade.media.workers.orders import PageWanted
 
 MAX_TEXT = 1 << 18
 """Maximum characters of a page's text: a hundred times a full page."""
+MAX_SHORT_TEXT = 16_384
+"""Maximum characters of a text that is used for draft tokens."""
 MAX_SIDE = 1e6
 """Maximum height and width of a page in points: 350 meters."""
 PNG_LEVEL = 1
@@ -93,23 +96,19 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
         return sizes
 
 
-def read_page(
-    data: mmap.mmap, index: int, drawing: PageDrawing | None, text: bool
-) -> tuple[str, bytes]:
+def read_page(data: mmap.mmap, wanted: PageWanted) -> tuple[str, bytes]:
     """Return the text of a page, and its image as a PNG. Raises Unreadable.
 
-    index: the index of the page, from 0.
-    drawing: how to render the image. If None, the image is b"".
-    text: if False, the text is "".
+    The text or the image is empty if it is not wanted.
     """
-    pdf = library()
+    pdf, drawing = library(), wanted.drawing
     with opened(data) as document, _form(document) as form:
-        page = pdf.FPDF_LoadPage(document, index)
+        page = pdf.FPDF_LoadPage(document, wanted.index)
         if not page:
-            raise Unreadable("page", index + 1)
+            raise Unreadable("page", wanted.index + 1)
         try:
             return (
-                _text(page, index) if text else "",
+                _text(page, wanted) if wanted.text else "",
                 b"" if drawing is None else _draw(page, form, drawing),
             )
         finally:
@@ -133,16 +132,16 @@ def _form(document: Any) -> Iterator[Any]:
             pdf.FPDFDOC_ExitFormFillEnvironment(form)
 
 
-def _text(page: Any, index: int) -> str:
+def _text(page: Any, wanted: PageWanted) -> str:
     pdf = library()
     found = pdf.FPDFText_LoadPage(page)
     if not found:
         return ""
     try:
         count = pdf.FPDFText_CountChars(found)
-        if count > MAX_TEXT:
-            raise Unreadable("characters", index + 1, count, MAX_TEXT)
-        if count < 1:
+        if count > MAX_TEXT and not wanted.short:
+            raise Unreadable("characters", wanted.index + 1, count, MAX_TEXT)
+        if count < 1 or (wanted.short and count > MAX_SHORT_TEXT):
             return ""
         held = (ctypes.c_ushort * (count + 1))()
         written = pdf.FPDFText_GetText(found, 0, count, held)
@@ -200,5 +199,5 @@ def warm_up() -> None:
     with mmap.mmap(-1, len(TINY)) as data:
         data.write(TINY)
         assert read_sizes(data, 1) == [(64.0, 64.0)]
-        text, png = read_page(data, 0, PageDrawing((64, 64)), text=True)
+        text, png = read_page(data, PageWanted(0, PageDrawing((64, 64)), text=True))
         assert text == "word" and png

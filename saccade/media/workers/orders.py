@@ -142,6 +142,7 @@ class PageWanted:
     index: int
     drawing: PageDrawing | None
     text: bool
+    short: bool = False  # leave out a text that is too long for draft tokens
 
 
 def piece_bytes(page: PageWanted) -> int:

@@ -126,7 +126,7 @@ def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> D
         try:
             if order.pages:
                 page = order.pages[place]
-                found: object = pdf.read_page(data, page.index, page.drawing, page.text)
+                found: object = pdf.read_page(data, page)
             else:
                 found = pdf.read_sizes(data, order.most_pages)
             packed = msgspec.msgpack.encode(found)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -23,6 +23,7 @@ from saccade.core.decoders import msgpack_decoder
 from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.extras import ask_operator
 from saccade.core.recipe import PageDrawing
+from saccade.core.settings import DraftSettings
 from saccade.media.content import Probe, digest
 from saccade.media.kind import HEAD_BYTES, KindContext
 from saccade.media.metadata_store import LARGEST, MetadataStore
@@ -49,6 +50,11 @@ OFFICE = {
     b"\xd0\xcf\x11\xe0": "a file of an older Word, Excel or PowerPoint",
     b"{\\rtf": "a rich text file",
 }
+
+DRAFT_PAGES = 4
+"""Maximum pages of a PDF whose text is read only for draft tokens."""
+Texts = Literal["", "short", "whole"]
+"""Which text of pages to read: none, texts that are short enough for draft tokens, or all."""
 
 Side = Annotated[float, Meta(gt=0, le=1e9)]
 Name = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -161,6 +167,7 @@ class Documents:
         """
         self._spec = context.spec
         self._max_pages = context.options.of(PdfOptions).max_pages
+        self._drafts = context.options.of(DraftSettings).speculative != "off"
         self._metrics = context.metrics
         self._pool = DocumentPool(
             context.options.media, self._max_pages, context.metrics, context.fork_servers
@@ -228,11 +235,16 @@ class Documents:
     ) -> tuple[OpenedPage, ...]:
         """Read the pages of a PDF.
 
+        If the model sees only the images of a few pages, their text is read as well, because an
+        answer that transcribes them can be drafted from it.
+
         Raises ImageError, EngineUnavailable, InvalidRequest for an unreadable PDF, and Overloaded
         if the memory budget for drawings is used up.
         """
         file, drawn, begun = metadata.file, metadata.drawn, metadata.begun
-        known = await self._known(metadata, source.view.has_text, reads.salt, reads.requester)
+        few = source.region is None and len(drawn) <= DRAFT_PAGES
+        texts: Texts = "whole" if source.view.has_text else "short" if few and self._drafts else ""
+        known = await self._known(metadata, texts, reads.salt, reads.requester)
         pages = []
         for place, (index, drawing) in enumerate(zip(metadata.shown, drawn, strict=True)):
             image = None
@@ -281,15 +293,16 @@ class Documents:
         return sizes
 
     async def _known(
-        self, measured: MeasuredFile, texts: bool, salt: str, requester: Requester
+        self, measured: MeasuredFile, texts: Texts, salt: str, requester: Requester
     ) -> _Known:
-        """Return the cached texts of pages, and the cached hashes of pages drawn in this way.
+        """Return the texts of pages, and the hashes of pages drawn in this way.
 
         Metadata of a selection of pages are stored separately from metadata of all pages.
         """
         file, drawn = measured.file, measured.drawn
         some = () if measured.shown == tuple(range(measured.count)) else (measured.shown,)
-        of_texts = _metadata_name("texts", file.digest, salt, _packed(*some))
+        kind = "short texts" if texts == "short" else "texts"
+        of_texts = _metadata_name(kind, file.digest, salt, _packed(*some))
         ways = [each and _way(each) for each in drawn]
         of_names = _metadata_name("names", file.digest, salt, _packed(ways, *some))
         shows = drawn[0] is not None
@@ -297,11 +310,11 @@ class Documents:
             await self._metadata.find(of_texts, _TEXTS, len(drawn)) if texts else None,
             await self._metadata.find(of_names, _NAMES, len(drawn)) if shows else None,
         )
-        ask_text, ask_names = texts and known.texts is None, shows and known.names is None
+        ask_text, ask_names = bool(texts) and known.texts is None, shows and known.names is None
         if not (ask_text or ask_names):
             return known
         wanted = [
-            PageWanted(index, drawing if ask_names else None, ask_text)
+            PageWanted(index, drawing if ask_names else None, ask_text, texts == "short")
             for index, drawing in zip(measured.shown, drawn, strict=True)
         ]
 

@@ -1,7 +1,7 @@
 """Proposes draft tokens for a sequence, as many as are worth their cost in the step.
 
-Proposals depend on earlier answers about the same images, on how many draft tokens were accepted,
-and on the measured cost of one more row in a batch. A wrong draft token costs a row, but does not
+Proposals depend on the texts that an answer may repeat, on how many draft tokens were accepted, and
+on the measured cost of one more row in a batch. A wrong draft token costs a row, but does not
 change the answer: each token is sampled as it would be without drafts (`speculative.py`).
 """
 
@@ -120,8 +120,8 @@ class Speculation:
     length: int = 0  # the number of valid tokens in `tokens`
     # a copy of the sequence's tokens, with spare capacity
     tokens: Ids = field(default_factory=lambda: np.empty(0, np.int32))
-    # the client's prediction after the end of the prompt; empty before it is first needed
-    prediction: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    # texts that the answer may repeat, each after the end of the prompt; None before the first use
+    expected: list[tuple[DraftSource, Ids]] | None = None
     head: HeadDrafts | None = None  # the latest draft tokens of the MTP head
 
     def known(self, tokens: Tokens[int]) -> Ids:
@@ -245,13 +245,13 @@ class Drafter:
         known = speculation.known(sequence.tokens)
         newest = known[-MAX_MATCH:]
         images = [image.key for image in reversed(sequence.request.images)][:IMAGES]
-        places: list[tuple[DraftSource, Ids]] = [
+        answers: list[tuple[DraftSource, Ids]] = [
             ("image", self._answers[key]) for key in dict.fromkeys(images) if key in self._answers
         ]
-        if sequence.request.caching.prediction:
-            places.insert(0, ("prediction", _predicted(sequence.request, speculation)))
+        if speculation.expected is None:
+            speculation.expected = _expected(sequence.request)
         best, found = MIN_MATCH - 1, list[int]()
-        for source, tokens in (*places, ("text", known)):
+        for source, tokens in (*speculation.expected, *answers, ("text", known)):
             matched, place = last_match(tokens, newest, count)
             if matched > best:
                 best, speculation.source = matched, source
@@ -291,12 +291,13 @@ class Drafter:
             metrics.set("saccade_accepted_tokens_total", self.accepted[source], source=source)
 
 
-def _predicted(request: Request, speculation: Speculation) -> Ids:
-    if not len(speculation.prediction):
-        lead = request.tokens[-LEAD:]
-        answer = [*lead, *request.caching.prediction, END]
-        speculation.prediction = np.array(answer, np.int32)
-    return speculation.prediction
+def _expected(request: Request) -> list[tuple[DraftSource, Ids]]:
+    lead, caching = request.tokens[-LEAD:], request.caching
+    texts: list[tuple[DraftSource, tuple[int, ...]]] = [
+        ("prediction", caching.prediction),
+        ("page", caching.page_text),
+    ]
+    return [(source, np.array([*lead, *text, END], np.int32)) for source, text in texts if text]
 
 
 def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
