@@ -17,18 +17,21 @@ from typing import Any
 import psutil
 import pytest
 
+from saccade.core.config import WHOLE_DOCUMENT, DocumentView
 from saccade.core.errors import EngineUnavailable, ImageError, Overloaded
 from saccade.core.metrics import Metrics
 from saccade.core.recipe import Box, PageDrawing
 from saccade.media.content import Budget, digest
+from saccade.media.formats.pdf import MAX_SHORT_TEXT
 from saccade.media.metadata_store import LARGEST
 from saccade.media.sent_files import OpenedPage, SentFiles
 from saccade.media.sources.fairness import BOUNDLESS, Boundless, MemoryBudget, Requester, Turns
 from saccade.media.sources.source import SentFile
-from saccade.media.workers.orders import Order, PageWanted
+from saccade.media.workers.orders import Order, PageWanted, ReadDocument
 from saccade.media.workers.worker_slots import WorkerSlot, WorkerSlots
 from saccade.plugins.documents import document_pool
 from saccade.plugins.documents.document_pool import DocumentBytes, DocumentPool
+from saccade.plugins.documents.documents import DRAFT_PAGES
 from saccade.plugins.documents.options import PdfOptions
 from saccade_bench.attacks.documents import masked, nested
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
@@ -530,9 +533,13 @@ class Room(Boundless):
 
 
 async def see(
-    path: Path, data: bytes = GOOD, salt: str = "", room: MemoryBudget = BOUNDLESS
+    path: Path,
+    data: bytes = GOOD,
+    salt: str = "",
+    room: MemoryBudget = BOUNDLESS,
+    view: DocumentView = WHOLE_DOCUMENT,
 ) -> tuple[OpenedPage, ...]:
-    source = SentFile(data, "file", Budget(max_pixels=64 * 64))
+    source = SentFile(data, "file", Budget(max_pixels=64 * 64), view=view)
     (found,) = await SentFiles(path.media).open([source], salt, Requester(budget=room))
     assert isinstance(found, tuple)
     return found
@@ -558,6 +565,38 @@ async def test_two_who_ask_at_once_have_a_page_drawn_once_and_tenants_share_noth
         assert all(page.image and not page.image.encoded.data for page in again)
         assert digests(await see(path, salt="other")) == digests(one)
         assert rendered(path) == 4
+
+
+@pytest.mark.parametrize(
+    ("pages", "hidden", "speculative", "read"),
+    [
+        (1, 1, "auto", "short"),
+        (DRAFT_PAGES, 1, "auto", "short"),
+        (DRAFT_PAGES + 1, 1, "auto", ""),
+        (1, MAX_SHORT_TEXT + 1, "auto", "no text"),
+        (1, 1, "off", ""),
+    ],
+)
+async def test_the_text_of_a_few_pages_is_read_for_drafts(
+    media_path: MakePath,
+    monkeypatch: pytest.MonkeyPatch,
+    pages: int,
+    hidden: int,
+    speculative: str,
+    read: str,
+) -> None:
+    """Once, whoever asks; a longer text is not one for drafts, but a reader of texts has it."""
+    line = "a" * hidden
+    data = pdf([Sheet([], picture(40, 60, 3), hidden=[line])] * pages)
+    bare = DocumentView("bare")
+    async with media_path(speculative=speculative) as path:
+        with orders(monkeypatch) as sent:
+            for _ in range(2):
+                found = await see(path, data, view=bare)
+                assert {page.text for page in found} == {line if read == "short" else ""}
+        asked = [page for order in sent if isinstance(order, ReadDocument) for page in order.pages]
+        assert [(page.text, page.short) for page in asked] == [(bool(read), bool(read))] * pages
+        assert {page.text for page in await see(path, data)} == {line}
 
 
 async def test_a_request_that_gives_up_takes_nothing_from_another(media_path: MakePath) -> None:

@@ -84,22 +84,22 @@ class OpenFiles:
         sources = (source for each in requests for source in each.chat.sources)
         others = sum(isinstance(source, ImageSource) for source in sources)
         opened = await self._files.open(files, client.salt(salt), requester, others, fits)
-        parts: PartsOfFiles = {}
+        parts: dict[int, tuple[Part, ...]] = {}
         texts: dict[int, str] = {}
         for file, found in zip(files, opened, strict=True):
-            pages = isinstance(found, tuple)
-            parts[id(file)] = _pages(file, found) if pages else (found,)
-            texts[id(file)] = _draft_text(file, found) if pages else ""
-        return [
-            replace(
-                each,
-                prompt=with_parts(each.chat, parts),
-                page_text="\n".join(texts[id(file)] for file in each.chat.files),
-            )
-            if each.chat.files
-            else each
-            for each in requests
-        ]
+            if isinstance(found, ImageSource):
+                parts[id(file)] = (found,)
+                continue
+            parts[id(file)] = _pages(file, found)
+            if not file.view.has_text:
+                texts[id(file)] = draft_text("\n".join(page.text for page in found))
+
+        def opened_in(request: GenerationRequest) -> GenerationRequest:
+            shown = [texts[id(file)] for file in request.chat.files if id(file) in texts]
+            prompt = with_parts(request.chat, parts)
+            return replace(request, prompt=prompt, page_text="\n".join(shown))
+
+        return [opened_in(each) if each.chat.files else each for each in requests]
 
 
 PartsOfFiles = Mapping[int, tuple[Part, ...]]
@@ -123,13 +123,10 @@ def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _draft_text(file: SentFile, pages: Sequence[OpenedPage]) -> str:
-    """Return the text of pages that are shown only as images, first in lines and then in one line,
-    because an answer may keep or join the lines.
+def draft_text(lines: str) -> str:
+    """Return a text, first in its lines and then in one line, because an answer may keep or join
+    the lines.
     """
-    if file.view.has_text:
-        return ""
-    lines = "\n".join(page.text for page in pages)
     return f"{lines}\n{' '.join(lines.split())}" if lines.strip() else ""
 
 
