@@ -29,6 +29,8 @@ from saccade_bench.prove import pictures
 Name = Callable[[bytes], bytes]
 Field = Literal["model", "cache_salt", "mm_processor_kwargs"]
 BLOCK = 16
+RESTART = "/restart"
+"""A POST to this path is what a restart changes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Fault:
     answers are kept in so many, each taken by newer requests while the older name still leads
     there. `shared`: requests at once share what they ask. `long_text`: images before a text of so
     many characters are not heeded. `whole`: nor is the part of an image that is to be shown.
+    `counted`: images are named by a count that begins again with a restart, answers are kept.
+    `blind_tools`: the images of tools are left out, which confuses none.
     """
 
     name: Name
@@ -56,6 +60,8 @@ class Fault:
     tools: bool = False
     first_frame: bool = False
     leaks: bool = False
+    counted: bool = False
+    blind_tools: bool = False
 
 
 def by_bytes(encoded: bytes) -> bytes:
@@ -137,6 +143,7 @@ class AnswerCache:
     places: dict[str, int] = field(default_factory=dict)
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, name: str) -> dict[str, Any] | None:
@@ -190,6 +197,8 @@ class AnswerCache:
         return names
 
     def _name(self, url: str) -> str:
+        if self.fault.counted:
+            return str(self.counts.setdefault(url, len(self.counts)))
         if url.startswith("data:"):
             return self.fault.name(base64.b64decode(url.partition(",")[2])).hex()
         if self.fault.by_url == "without query":
@@ -217,6 +226,10 @@ def faulty(server: str, fault: Fault, head: str = "", port: int = 0) -> Iterator
             self._answer(httpx.get(server + self.path).json())
 
         def do_POST(self) -> None:
+            if self.path == RESTART:
+                known.counts.clear()
+                self._answer({})
+                return
             with slot if fault.leaks else nullcontext():
                 self._forward()
 
@@ -226,6 +239,10 @@ def faulty(server: str, fault: Fault, head: str = "", port: int = 0) -> Iterator
                 asked[:] = [body]
                 time.sleep(0.05)
                 (body,) = asked
+            if fault.blind_tools:
+                for message in body["messages"]:
+                    if message["role"] == "tool":
+                        message["content"] = ""
             name = known.name(body)
             if head:
                 body["messages"].insert(0, {"role": "system", "content": head})

@@ -31,13 +31,20 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1", help="where the server fetches images")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--cold-url", help="the same engine and model without any cache")
+    parser.add_argument("--restart-command", default="", help="restarts the server")
     parser.add_argument("--output-file", type=Path)
     parser.add_argument("--fail-on", choices=POLICIES, default="mixed-up")
     args = parser.parse_args()
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     server = ProvedServer(args.base_url, args.model, headers, args.timeout, args.extra_request_body)
     options = ProveOptions(
-        tuple(args.cases), args.images, args.host, args.seed, args.cold_url, args.output_file
+        tuple(args.cases),
+        args.images,
+        args.host,
+        args.seed,
+        args.cold_url,
+        args.restart_command,
+        args.output_file,
     )
     try:
         proof = prove(server, options)

@@ -62,6 +62,7 @@ class Trial:
     many: number of images in the case "many".
     host: this machine's address, for images that the server fetches.
     told: called after each answer in the case "many".
+    restart: restarts the server. None: it cannot be restarted.
     """
 
     requester: Asker
@@ -69,6 +70,7 @@ class Trial:
     many: int
     host: str
     told: Callable[[], None]
+    restart: Callable[[], None] | None = None
 
     def number(self) -> str:
         return next(self.numbers)
@@ -254,17 +256,24 @@ async def tooled(trial: Trial) -> Finding:
     called = {"name": "look", "arguments": "{}"}
     call = {"id": "call_1", "type": "function", "function": called}
 
-    async def ask(image: NumberImage) -> JudgedAnswer:
-        part = {"type": "image_url", "image_url": {"url": url_of(image)}}
+    async def say(returned: Any, question: str = QUESTION) -> JudgedAnswer:
+        asked = {"role": "user", "content": [{"type": "text", "text": question}]}
         return await trial.requester.chat(
             [
-                {"role": "user", "content": QUESTION},
+                asked,
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "call_1", "content": [part]},
-                {"role": "user", "content": QUESTION},
+                {"role": "tool", "tool_call_id": "call_1", "content": returned},
+                asked,
             ]
         )
 
+    async def ask(image: NumberImage) -> JudgedAnswer:
+        return await say([{"type": "image_url", "image_url": {"url": url_of(image)}}])
+
+    with_image = await ask(plain(trial.number()))
+    longer = await say(".", f"{QUESTION}?")
+    if with_image.prompt and longer.prompt and with_image.prompt <= longer.prompt:
+        return Finding("not judged", "a tool's image adds no prompt tokens, so it is not shown")
     return await unlike(ask, [plain(trial.number()) for _ in range(4)])
 
 
@@ -276,6 +285,28 @@ async def aborted(trial: Trial) -> Finding:
         found = await alternate(trial.requester.ask_one, other, one)
         if found != APART:
             return found
+    return APART
+
+
+async def restarted(trial: Trial) -> Finding:
+    """Ask about two images, restart the server, and ask about these and one that was never sent.
+
+    The new image comes first: keys that begin again with each start belong to images on disk.
+    """
+    if trial.restart is None:
+        return Finding("not judged", "there is no --restart-command")
+    new, one, other = (plain(trial.number()) for _ in range(3))
+    for image in (one, other, one):  # some servers store only what was used again
+        await trial.requester.ask_one(image)
+    await asyncio.to_thread(trial.restart)
+    await trial.requester.ready()
+    for shown in (new, one, other):
+        answer = await trial.requester.ask_one(shown)
+        for wrong in {new.number, one.number, other.number} - {shown.number}:
+            if says(answer.text, wrong):
+                return _mixed(f"asked about {shown.number}, it says {answer.text!r}")
+        if not says(answer.text, shown.number):
+            return _unread(shown, answer)
     return APART
 
 
@@ -660,6 +691,7 @@ CASES: Sequence[TwinCase] = (
     TwinCase("tiles", "one corner of a screen", tiled),
     TwinCase("video", "an image, and a video of that one frame", filmed),
     TwinCase("frames", "the last frames of a video", framed),
+    TwinCase("restart", "what was stored before a restart", restarted),
     TwinCase("many", "which of many images, at once and after eviction", many),
 )
 

@@ -19,7 +19,7 @@ from saccade_bench.prove.pictures import NumberImage
 QUESTION = "What number is this?"
 MAX_TOKENS = 32
 TOP = 5
-BUSY = 429
+BUSY = (429, 503)
 PAUSE = 0.5
 
 
@@ -78,6 +78,15 @@ class Asker:
         """Return another model that the server lists, or None."""
         listed = (await self._client.get("/v1/models")).raise_for_status().json()["data"]
         return next((each["id"] for each in listed if each["id"] != self.model), None)
+
+    async def ready(self) -> None:
+        """Wait until the server lists its models. Raises TimeoutError."""
+        async with asyncio.timeout(self._patience):
+            while True:
+                with suppress(httpx.TransportError):
+                    if (await self._client.get("/v1/models")).is_success:
+                        return
+                await asyncio.sleep(PAUSE)
 
     async def ask(
         self, images: Sequence[NumberImage | str], question: str = QUESTION, **extra: Any
@@ -138,7 +147,7 @@ class Asker:
         until = time.monotonic() + self._patience
         while True:
             reply = await self._client.post("/v1/chat/completions", json=body)
-            if reply.status_code != BUSY or time.monotonic() > until:
+            if reply.status_code not in BUSY or time.monotonic() > until:
                 break
             await asyncio.sleep(PAUSE)
         if 400 <= reply.status_code < 500:

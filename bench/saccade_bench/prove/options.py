@@ -32,5 +32,8 @@ class ProveOptions:
     """The same engine and model without any cache, at another URL. Each answer is then also
     compared with that server's answer to the same request, which needs no model that can read.
     """
+    restart_command: str = ""
+    """A command that restarts the server, for the case "restart": entries that a cache has on disk.
+    """
     output_file: Path | None = None
     """Write the findings here, as JSON, with the requests of each mix-up."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -85,11 +86,17 @@ class Proof:
         return asdict(self)
 
 
-def prove(server: ProvedServer, options: ProveOptions) -> Proof:
+def prove(
+    server: ProvedServer, options: ProveOptions, restart: Callable[[], None] | None = None
+) -> Proof:
     """Run all cases on a server, print the findings, and save them if requested.
+
+    restart: restarts the server, in place of `options.restart_command`.
 
     Raises ProveError if the options are invalid, or if the server fails.
     """
+    if restart is None and options.restart_command:
+        restart = partial(_restart, options.restart_command)
     cases = chosen(options.cases)
     if not 1 <= options.images <= MAX_IMAGES:
         raise ProveError(f"--images {options.images}: expected 1 to {MAX_IMAGES:,}")
@@ -100,11 +107,15 @@ def prove(server: ProvedServer, options: ProveOptions) -> Proof:
             if options.cold_url
             else None
         )
-        proof = asyncio.run(_all(requester, cold, cases, options))
+        proof = asyncio.run(_all(requester, cold, cases, options, restart))
     except httpx.HTTPStatusError as error:
         raise ProveError(
             f"{error.request.url} answers HTTP {error.response.status_code}: "
             f"{error.response.text[:300]}"
+        ) from None
+    except TimeoutError:
+        raise ProveError(
+            f"{server.address} is not ready {server.timeout:g} s after a restart"
         ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ProveError(
@@ -125,8 +136,21 @@ def chosen(names: tuple[str, ...]) -> list[TwinCase]:
     return [known[name] for name in names] if names else list(CASES)
 
 
+def _restart(command: str) -> None:
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    if done.returncode:
+        raise ProveError(
+            f"--restart-command {command!r} exits with status {done.returncode}: "
+            f"{done.stderr.strip()[-300:]}"
+        )
+
+
 async def _all(
-    requester: Asker, cold: Asker | None, cases: list[TwinCase], options: ProveOptions
+    requester: Asker,
+    cold: Asker | None,
+    cases: list[TwinCase],
+    options: ProveOptions,
+    restart: Callable[[], None] | None,
 ) -> Proof:
     console = Console(highlight=False)
     seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(48)
@@ -143,7 +167,7 @@ async def _all(
                 case.name, total=2 * options.images if case.name == "many" else None
             )
             trial = Trial(
-                requester, supply, options.images, options.host, partial(bar.advance, task)
+                requester, supply, options.images, options.host, partial(bar.advance, task), restart
             )
             requester.exchanges.clear()
             finding = proof.findings[case.name] = await judge(case, trial)

@@ -29,6 +29,7 @@ from saccade_bench.prove.cold import distance
 from saccade_bench.prove.options import ProveError, ProveOptions
 from saccade_bench.prove.run import Proof, ProvedServer, prove
 from tests.tools.faulty import (
+    RESTART,
     Fault,
     as_stored,
     by_beginning,
@@ -80,8 +81,11 @@ def try_on(
     images: int = 20,
     output: Path | None = None,
     cold: str | None = None,
+    restart: str = "",
 ) -> Proof:
-    options = ProveOptions(cases, images, seed=SEED, cold_url=cold, output_file=output)
+    options = ProveOptions(
+        cases, images, seed=SEED, cold_url=cold, restart_command=restart, output_file=output
+    )
     return prove(ProvedServer(url), options)
 
 
@@ -89,7 +93,11 @@ def test_nothing_is_found_in_ours(server: Server, tmp_path: Path) -> None:
     proof = try_on(server.url, output=tmp_path / "proof.json")
     assert not proof.mixed_up
     verdicts = {name: each.verdict for name, each in proof.findings.items()}
-    assert {name for name, each in verdicts.items() if each == "not judged"} <= {"video", "adapter"}
+    assert {name for name, each in verdicts.items() if each == "not judged"} <= {
+        "video",
+        "adapter",
+        "restart",
+    }
     assert json.loads((tmp_path / "proof.json").read_text())["findings"].keys() == verdicts.keys()
 
 
@@ -122,6 +130,7 @@ PLANTED: list[tuple[str, Fault, bool]] = [
     ("behind", Fault(by_bytes, long_text=500), False),
     ("tiles", Fault(by_first_tiles), True),
     ("video", Fault(by_bytes, any_kind=True), True),
+    ("restart", Fault(by_bytes, counted=True), True),
     ("many", Fault(few_bits(4)), True),
     ("many", Fault(by_bytes, slots=8), False),
     ("many", Fault(by_bytes, shared=True), False),
@@ -144,7 +153,9 @@ def test_a_planted_fault_is_found_by_its_case_alone(
     server: Server, case: str, fault: Fault
 ) -> None:
     with faulty(server.url, fault) as url:
-        assert try_on(url, case, CLEAN.get(case, "order"), images=12).mixed_up == [case]
+        restart = f"{sys.executable} -c 'import httpx; httpx.post(\"{url}{RESTART}\")'"
+        proof = try_on(url, case, CLEAN.get(case, "order"), images=12, restart=restart)
+        assert proof.mixed_up == [case]
 
 
 def test_answers_that_are_another_images_are_found_without_reading_them(server: Server) -> None:
@@ -169,6 +180,17 @@ def test_a_distance_ends_with_the_first_token_that_differs() -> None:
 
 def test_each_case_has_a_fault_that_it_finds() -> None:
     assert {case for case, _, _ in PLANTED} | {"adapter"} == {case.name for case in CASES}
+
+
+def test_a_command_that_does_not_restart_the_server_is_refused(server: Server) -> None:
+    with pytest.raises(ProveError, match="exits with status 3: no such unit"):
+        try_on(server.url, "restart", restart="echo no such unit >&2; exit 3")
+
+
+def test_a_server_that_does_not_show_a_tools_images_is_not_judged(server: Server) -> None:
+    with faulty(server.url, Fault(by_bytes, blind_tools=True)) as url:
+        found = try_on(url, "tool").findings["tool"]
+    assert found.verdict == "not judged" and "no prompt tokens" in found.why
 
 
 @pytest.mark.slow
