@@ -41,12 +41,14 @@ class StartedServer:
 
 
 @contextmanager
-def running(side: Side, logs: Path, start_timeout: float) -> Iterator[StartedServer]:
+def running(side: Side, logs: Path, start_timeout: float, port: int = 0) -> Iterator[StartedServer]:
     """Start a server, wait until it is ready, and stop it at the end.
+
+    port: 0 to choose a free one.
 
     Raises ConfigError with the last lines of its output if it does not become ready.
     """
-    port = free_port()
+    port = port or free_port()
     path = logs / f"{side.label.replace(os.sep, '_')}-{port}.log"
     command = shlex.split(side.command.replace("{port}", str(port)))
     if "{port}" not in side.command:

@@ -18,6 +18,8 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
+import httpx
+
 from saccade_bench.prove import pictures
 from saccade_bench.prove.client import (
     QUESTION,
@@ -298,7 +300,7 @@ async def restarted(trial: Trial) -> Finding:
     new, one, other = (plain(trial.number()) for _ in range(3))
     for image in (one, other, one):  # some servers store only what was used again
         await trial.requester.ask_one(image)
-    await asyncio.to_thread(trial.restart)
+    trial.restart()
     await trial.requester.ready()
     for shown in (new, one, other):
         answer = await trial.requester.ask_one(shown)
@@ -697,7 +699,8 @@ CASES: Sequence[TwinCase] = (
 
 
 async def judge(case: TwinCase, trial: Trial) -> Finding:
-    """Return a case's finding. It is "not judged" if the server rejects the requests.
+    """Return a case's finding. It is "not judged" if the server rejects the requests or
+    fails.
 
     If the model misreads the images, the case is retried with other numbers, up to `TRIES` times.
     """
@@ -708,4 +711,7 @@ async def judge(case: TwinCase, trial: Trial) -> Finding:
                 break
     except Refused as error:
         finding = Finding("not judged", f"refused: {str(error)[:200]}")
+    except httpx.HTTPStatusError as error:
+        answer = error.response
+        finding = Finding("not judged", f"HTTP {answer.status_code}: {answer.text[:200]}")
     return finding

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
+
 from saccade_bench.prove.client import Asker, JudgedAnswer, Refused, SentRequest
 
 CLOSER = 4.0
@@ -64,7 +66,7 @@ async def compare(exchanges: Sequence[SentRequest], cold: Asker) -> ColdFinding:
     for key, body in bodies.items():
         try:
             alone[key] = await cold.send({**body, "model": cold.model})
-        except Refused:
+        except (Refused, httpx.HTTPStatusError):
             continue
     own = others = undecided = 0
     requests: tuple[dict[str, Any], ...] = ()

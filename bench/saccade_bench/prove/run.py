@@ -108,11 +108,6 @@ def prove(
             else None
         )
         proof = asyncio.run(_all(requester, cold, cases, options, restart))
-    except httpx.HTTPStatusError as error:
-        raise ProveError(
-            f"{error.request.url} answers HTTP {error.response.status_code}: "
-            f"{error.response.text[:300]}"
-        ) from None
     except TimeoutError:
         raise ProveError(
             f"{server.address} is not ready {server.timeout:g} s after a restart"

@@ -1,6 +1,6 @@
 """Write rows of the scoreboard, and its page.
 
-    python -m saccade_bench.scoreboard run ENGINE --home FOLDER [--rows FOLDER] [--images 40]
+    python -m saccade_bench.scoreboard run ENGINE --home FOLDER [--images 40] [--runs 1]
     python -m saccade_bench.scoreboard page [--rows FOLDER] [--output FILE]
 
 `run` installs the engine in an environment in --home, converts the demo model, starts the engine
@@ -13,12 +13,15 @@ import argparse
 import random
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 
+from saccade.ipc.own_server import free_port
 from saccade_bench.prove.cases import CASES
 from saccade_bench.prove.client import refusal
 from saccade_bench.prove.options import ProveOptions
@@ -28,6 +31,7 @@ from saccade_bench.scoreboard.rows import (
     UNJUDGED,
     ScoredCase,
     ScoredRow,
+    combined,
     page,
     read_row,
 )
@@ -38,41 +42,62 @@ ANSWER_SECONDS = 600.0
 START_SECONDS = 900.0
 
 
-def run(engine: ScoredEngine, home: Path, images: int, names: tuple[str, ...]) -> ScoredRow:
-    """Return an engine's row."""
+def run(
+    engine: ScoredEngine, home: Path, images: int, names: tuple[str, ...], runs: int = 1
+) -> ScoredRow:
+    """Return an engine's row. Each run has new servers, and images that no run before it had."""
     home.mkdir(parents=True, exist_ok=True)
     python, model = engine.python(home), engine.make(home)
-    seed = random.SystemRandom().getrandbits(32)
-
-    def side(command: str) -> Side:
-        filled = command.replace("{python}", str(python)).replace("{model}", str(model))
-        return Side(engine.name, filled)
-
+    seeds = tuple(random.SystemRandom().getrandbits(32) for _ in range(runs))
     asked = names or tuple(case.name for case in CASES if case.name not in engine.absent)
-    with ExitStack() as stack:
-        warm, cold = (
-            stack.enter_context(running(side(command), home, START_SECONDS))
-            for command in (engine.serve, engine.cold)
-        )
-        options = ProveOptions(asked, images, seed=seed, cold_url=cold.url)
-        proof = prove(ProvedServer(warm.url, timeout=ANSWER_SECONDS), options)
+    found: list[dict[str, ScoredCase]] = []
+    for seed in seeds:
+        with ExitStack() as stack:
+            warm, cold = (
+                Side(engine.name, _filled(command, python, model, stack))
+                for command in (engine.serve, engine.cold)
+            )
+            found.append(_one_run(warm, cold, home, ProveOptions(asked, images, seed=seed)))
+    command = f"python -m saccade_bench.scoreboard run {engine.name} --home ENVIRONMENTS "
+    command += f"--images {images} --runs {runs}"
+    if names:
+        command += f" --cases {' '.join(names)}"
+    date = datetime.now(UTC).date().isoformat()
     cases = {name: ScoredCase(UNJUDGED, why) for name, why in engine.absent.items()}
+    cases |= {name: combined([each[name] for each in found]) for name in asked}
+    return ScoredRow(engine.name, engine.version(home), date, command, seeds, cases)
+
+
+def _filled(command: str, python: Path, model: Path, stack: ExitStack) -> str:
+    scratch = stack.enter_context(TemporaryDirectory()) if "{scratch}" in command else ""
+    values = {"{python}": str(python), "{model}": str(model), "{scratch}": scratch}
+    for name, value in values.items():
+        command = command.replace(name, value)
+    return command
+
+
+def _one_run(warm: Side, cold: Side, logs: Path, options: ProveOptions) -> dict[str, ScoredCase]:
+    port = free_port()
+    with ExitStack() as stack, running(cold, logs, START_SECONDS) as beside:
+
+        def start() -> None:
+            stack.close()
+            stack.enter_context(running(warm, logs, START_SECONDS, port))
+
+        start()
+        server = ProvedServer(f"http://127.0.0.1:{port}", timeout=ANSWER_SECONDS)
+        proof = prove(server, replace(options, cold_url=beside.url), start)
+    cases = {}
     for name, finding in proof.findings.items():
-        kept = proof.cold[name]
-        requests = suspects(proof, name)
+        compared, requests = proof.cold[name], suspects(proof, name)
         cases[name] = ScoredCase(
             finding.verdict,
             finding.why,
-            (kept.own, kept.others, kept.undecided),
-            bool(requests) and repeats(side(engine.serve), home, requests),
+            (compared.own, compared.others, compared.undecided),
+            bool(requests) and repeats(warm, logs, requests),
             requests,
         )
-    command = (
-        f"python -m saccade_bench.scoreboard run {engine.name} --home ENVIRONMENTS "
-        + " ".join((f"--images {images}", *(f"--cases {' '.join(names)}" for _ in names[:1])))
-    )
-    date = datetime.now(UTC).date().isoformat()
-    return ScoredRow(engine.name, engine.version(home), date, command, seed, cases)
+    return cases
 
 
 def suspects(proof: Proof, name: str) -> tuple[dict[str, Any], ...]:
@@ -107,6 +132,7 @@ def main() -> None:
     runs.add_argument("engine", choices=[each.name for each in ENGINES])
     runs.add_argument("--home", type=Path, required=True, help="where environments are made")
     runs.add_argument("--images", type=int, default=40, help='images in the case "many"')
+    runs.add_argument("--runs", type=int, default=1, help="each with other images")
     runs.add_argument("--cases", nargs="*", default=(), help="default: all")
     pages = commands.add_parser("page")
     pages.add_argument("--output", type=Path, default=DOCS / "scoreboard.md")
@@ -115,7 +141,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.command == "run":
         engine = next(each for each in ENGINES if each.name == args.engine)
-        row = run(engine, args.home, args.images, tuple(args.cases))
+        row = run(engine, args.home, args.images, tuple(args.cases), args.runs)
         print(row.write(args.rows))
         sys.exit(any(each.wrong for each in row.cases.values()))
     args.output.write_text(page([read_row(path) for path in sorted(args.rows.glob("*.json"))]))

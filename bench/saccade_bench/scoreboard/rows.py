@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,16 @@ class ScoredCase:
         return self.read == KEPT and not self.suspected
 
 
+def combined(runs: Sequence[ScoredCase]) -> ScoredCase:
+    """Return the worst of a case's results in several runs, with the sums of `cold`."""
+    worst = max(runs, key=lambda each: (each.wrong, each.suspected, not each.passed))
+    compared = [each.cold for each in runs if each.cold is not None]
+    if not compared:
+        return worst
+    own, others, undecided = (sum(each[at] for each in compared) for at in range(3))
+    return replace(worst, cold=(own, others, undecided))
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
     """An engine's results, and the command that gives them."""
@@ -52,7 +62,7 @@ class ScoredRow:
     version: str
     date: str
     command: str
-    seed: int
+    seeds: tuple[int, ...]  # one per run
     cases: dict[str, ScoredCase]
 
     def write(self, folder: Path) -> Path:
@@ -74,7 +84,7 @@ def read_row(path: Path) -> ScoredRow:
         )
         for name, each in data.pop("cases").items()
     }
-    return ScoredRow(**data, cases=cases)
+    return ScoredRow(**data | {"seeds": tuple(data["seeds"])}, cases=cases)
 
 
 HEAD = """# Scoreboard
@@ -88,6 +98,8 @@ python -m saccade_bench.scoreboard run llama.cpp --home ENVIRONMENTS
 
 The command installs the engine in an environment in the folder ENVIRONMENTS, converts the model,
 starts the engine with and without its caches, and writes a row as JSON.
+
+With `--runs 3`, each run has new servers and new images, and the worst result of each case counts.
 
 The table has two kinds of evidence. In a case that passed, the model read the right number in each
 image, and the counts of prompt tokens agreed. `cold` compares the log-probabilities of each answer

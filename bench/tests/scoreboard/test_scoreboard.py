@@ -14,7 +14,7 @@ from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.prove.cases import CASES
 from saccade_bench.scoreboard.__main__ import run
 from saccade_bench.scoreboard.engines import ENGINES, ScoredEngine
-from saccade_bench.scoreboard.rows import ScoredCase, ScoredRow, page, read_row
+from saccade_bench.scoreboard.rows import ScoredCase, ScoredRow, combined, page, read_row
 
 ROOT = Path(__file__).parents[3]
 PLANTED = """
@@ -38,7 +38,7 @@ def planted(server: Server, folder: Path, serves: str) -> ScoredEngine:
     start = f"env PYTHONPATH={ROOT} {{python}} {script} {server.url}"
     cold = f"{start} by_bytes {{port}}"
     absent = {"tenant": "it documents no cache_salt"}
-    return ScoredEngine("planted", "", f"{start} {serves} {{port}}", cold, lambda _: DEMO, absent)
+    return ScoredEngine("planted", (), f"{start} {serves} {{port}}", cold, lambda _: DEMO, absent)
 
 
 def test_a_planted_fault_is_wrong_by_both_kinds_of_evidence_and_repeated(
@@ -55,13 +55,14 @@ def test_a_planted_fault_is_wrong_by_both_kinds_of_evidence_and_repeated(
 
 
 def test_an_engine_without_a_fault_passes(server: Server, tmp_path: Path) -> None:
-    row = run(planted(server, tmp_path, "by_bytes"), tmp_path, 4, ("palette", "plain"))
+    row = run(planted(server, tmp_path, "by_bytes"), tmp_path, 4, ("palette", "plain"), 2)
+    assert len({*row.seeds}) == 2 and row.cases["plain"].cold is not None
     assert all(row.cases[name].passed for name in ("palette", "plain"))
 
 
 def test_a_mix_up_that_is_not_repeated_is_suspected_only() -> None:
     case = ScoredCase("MIXED UP", "it says <b>", (3, 1, 0), False, ({"messages": []},))
-    row = ScoredRow("engine", "1", "2026-11-30", "run", 1, {"plain": case})
+    row = ScoredRow("engine", "1", "2026-11-30", "run", (1,), {"plain": case})
     assert case.suspected and not case.wrong and not case.passed
     assert "`plain` (the number that is drawn): suspected. it says &lt;b>" in page([row])
     assert replace(case, repeated=True).wrong
@@ -71,6 +72,14 @@ def test_what_the_model_does_not_read_is_not_passed() -> None:
     unread = ScoredCase("not judged", "the model does not read it", (4, 0, 0))
     assert not unread.passed and not unread.suspected
     assert replace(unread, cold=(3, 1, 0)).suspected
+
+
+def test_the_worst_of_several_runs_counts() -> None:
+    apart = ScoredCase("kept apart", "", (3, 0, 0))
+    unread = ScoredCase("not judged", "unread", (2, 0, 1))
+    wrong = ScoredCase("MIXED UP", "it says 1", (1, 2, 0), True, ({}, {}))
+    assert combined([apart, unread, apart]) == replace(unread, cold=(8, 0, 1))
+    assert combined([apart, wrong, unread]) == replace(wrong, cold=(6, 2, 1))
 
 
 def test_what_an_engine_lacks_are_cases() -> None:
