@@ -293,7 +293,7 @@ class WorkerSlots:
             return await slot.fill(parts, name)
         except OSError as error:
             raise EngineUnavailable(
-                f"it could not be sent to an image worker: {error.strerror}"
+                f"the file could not be sent to an image worker: {error.strerror}"
             ) from error
 
     def settle(self, unsettled: str, tenant: str) -> None:

@@ -137,10 +137,13 @@ class TranslateActions:
         return self._screen(_tool(request), _screenshots(chat, opened), len(chat.messages))
 
     def _screen(self, tool: ActionTool, shots: Sequence[Screenshot], message: int) -> Screen | None:
-        """Return the screen before a message: the declared display, or else the screenshot that the
-        message refers to.
+        """Return the size and coordinate format of the screen on which a message's actions act, or
+        None if the size is unknown.
 
-        Returns None if there is neither.
+        The size is the one declared with the tool, or else that of the screenshot that the message
+        refers to.
+
+        message: the message's index in the chat.
         """
         display, shot = tool.display, _current(shots, message)
         size = display or (None if shot is None else shot.size)

@@ -229,7 +229,10 @@ def _begun(
         return after
     at = file.metadata.get(f"{PREFIX}bos_token_id")
     if not isinstance(at, int) or not 0 <= at < len(vocabulary.tokens):
-        raise file.refuse(f"{PREFIX}add_bos_token, but {PREFIX}bos_token_id is {at!r}")
+        raise file.refuse(
+            f"{PREFIX}add_bos_token is true, but {PREFIX}bos_token_id is {at!r}, which is not one "
+            f"of the {len(vocabulary.tokens)} tokens"
+        )
     token = vocabulary.tokens[at]
     first, text, second = (
         {"SpecialToken": {"id": token, "type_id": 0}},

@@ -192,7 +192,10 @@ def message_request(
 
 
 def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
-    """Return the required format of the answer, from the newer or the older field."""
+    """Return the output format that the request asks for, or None.
+
+    It is read from `output_config.format`, or else from the deprecated `output_format`.
+    """
     config = inquiry.output_config
     if config is not None and config.format is not None:
         return OutputConstraint("json", config.format.schema, "output_config.format.schema")

@@ -202,9 +202,10 @@ class ImageScheduler:
         pixels: bytes = b"",
         tiles: tuple[bytes, ...] = (),
     ) -> None:
-        """Record that the front has finished writing to the image's slot.
+        """Record that the front end has written an image to its slot, so that the image can be
+        encoded.
 
-        given: True if the slot has an embedding computed by another server, instead of pixels.
+        given: True if the slot contains an embedding from another server, instead of pixels.
         pixels: the hash of the pixels, or b"" if none was computed.
         tiles: the hashes of the image's tiles, if any.
         """
@@ -222,11 +223,11 @@ class ImageScheduler:
         self.settle(key)
 
     def pixels_failed(self, key: ImageKey) -> list[Sequence]:
-        """Free the slot of an image that the front could not decode. Return the sequences that need
-        it.
+        """Free the slot of an image that the front end could not decode. Return the sequences that
+        need the image.
 
-        The result is empty if decoding was cancelled. If the image is needed again by now, it is
-        requested again.
+        The result is empty if decoding was cancelled. If a sequence needs the image again by now,
+        its pixels are requested again.
         """
         under_way = self._under_way.pop(key)
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -545,12 +546,12 @@ class ImageScheduler:
     # ---- embeddings
 
     def _within_step(self, here: InFlightImage, builder: PlanBuilder) -> bool:
-        """Return True if the step may start to encode the image.
+        """Return True if the image may be encoded from this step on.
 
-        One image may always be encoded, and further ones within the limit on patches. Embeddings
-        from another server do not count. If an encoding was started for a background request, and
-        other requests need it by now, it must end first, because the workers still give it a low
-        priority.
+        An embedding from another server may always be used. Otherwise the number of patches being
+        encoded is limited, except that a single image of any size may be encoded. No other image
+        may be encoded while another request waits for an encoding that a background request
+        started: the workers run that encoding with low priority until it is finished.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         if any(each.idle and self._awaited(each.image.key) for each in encoding):

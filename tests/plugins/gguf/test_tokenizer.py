@@ -163,7 +163,7 @@ def spoilt(file: GgufFile, **changes: Any) -> GgufFile:
             "a merge of 'zzz' and 'yyy': one of them, or both joined, is not a token",
         ),
         ({"merges": ["one"]}, "'one' of tokenizer.ggml.merges is not a pair"),
-        ({"add_bos_token": True}, "add_bos_token, but tokenizer.ggml.bos_token_id is None"),
+        ({"add_bos_token": True}, "add_bos_token is true, but tokenizer.ggml.bos_token_id is None"),
         ({"add_eos_token": True}, "add_eos_token is not supported"),
     ],
 )
