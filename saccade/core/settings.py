@@ -61,7 +61,7 @@ class DiskFolder:
         return cls(folder, int(size[1]) * _UNITS[size[2]])
 
 
-# ---- the front's
+# ---- the front end's
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,7 +309,8 @@ class Child:
         os.set_blocking(words, False)
         arguments = (theirs.fileno(), words_fd, os.getpid())
         try:
-            # In a new session, Ctrl-C in a terminal reaches the front only, which stops the child.
+            # In a new session, Ctrl-C in a terminal reaches the front end only, which stops the
+            # child.
             process = start_python(
                 STARTER,
                 module,
@@ -441,7 +442,7 @@ class ParentLink:
 def tie(parent: int) -> None:
     """Have the kernel kill this process when its parent, whose pid is `parent`, exits.
 
-    SIGINT and SIGTERM are ignored. The front process handles Ctrl-C and stop signals to the whole
+    SIGINT and SIGTERM are ignored. The front end handles Ctrl-C and stop signals to the whole
     process group, and stops its children in order.
     """
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,5 +1,5 @@
 """Computes an image's digest, key, resized size and token count from its encoded bytes and header,
-in the front.
+in the front end.
 
 This module parses no image format, because the bytes may be hostile. An image worker reads the
 header (`media/formats/header.py`) and returns a `Probe`.

@@ -1,4 +1,4 @@
-"""Runs all steps of an image in the front: fetch, hash, read the header, and decode if needed.
+"""Runs all steps of an image in the front end: fetch, hash, read the header, and decode if needed.
 
 open:           URL -> bytes -> digest -> header -> key, size, tokens. Nothing is decoded.
 hold_image:     keep the bytes while a request in flight uses the image.

@@ -1,7 +1,7 @@
 """Error messages for media that cannot be read: fixed sentences with placeholders for numbers.
 
 Hostile bytes may take control of an image worker. So a worker sends only the name of a sentence and
-its numbers, and the front formats the message.
+its numbers, and the front end formats the message.
 """
 
 from __future__ import annotations

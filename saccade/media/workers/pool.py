@@ -59,7 +59,7 @@ class Decoding:
     done: asyncio.Future[None]
     tries: int = 0  # how many workers exited while decoding it
     batch: DecodeBatch | None = None  # `None` while the job waits
-    pixels: bytes = b""  # the result, if the job returns pixels to the front
+    pixels: bytes = b""  # the result, if the job returns pixels to the front end
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +156,7 @@ class DecodePool:
         """Raise ImageError for bytes that have crashed a worker."""
         self._refused.check(tenant, digest)
 
-    # ---- called by the front
+    # ---- called by the front end
 
     async def decode(self, job: Job, offset: int = TO_FRONT) -> bytes:
         """Decode `job` to `offset` in the arena and return b"".

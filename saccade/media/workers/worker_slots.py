@@ -1,5 +1,5 @@
-"""The front's side of image workers. Each worker has a slot, which sends it one order at a time and
-receives its answers, or `WorkerLost` if the process exits.
+"""The front end's side of image workers. Each worker has a slot, which sends it one order at a time
+and receives its answers, or `WorkerLost` if the process exits.
 
 The supervisor of the workers is forked by a fork server (`media/workers/fork_server.py`), and again
 if it exits. A worker process reads bytes of one tenant only: before a slot is used for another

@@ -1,6 +1,6 @@
 """Prepares the grammars of requests in threads, while the engine's loop continues.
 
-One thread reads the lexicon and compiles grammars, as the front has done before. Other threads
+One thread reads the lexicon and compiles grammars, as the front end has done before. Other threads
 compute slow masks.
 """
 
@@ -105,6 +105,6 @@ def _read(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> Matchers
 
     try:
         lexicon = read_lexicon(tokenizer_json, vocab_size, ends)
-    except Exception:  # llguidance has no exception types; the front has reported the error
+    except Exception:  # llguidance has no exception types; the front end has reported the error
         return None
     return Matchers(lexicon, vocab_size, ends)

@@ -456,7 +456,8 @@ class Matchers:
         """Return a new matcher for the grammar `Grammar.text`.
 
         Call this from one thread at a time. Raises InvalidRequest if the grammar does not compile,
-        or its first mask fails, although the front has checked both. Such a grammar is not cached.
+        or its first mask fails, although the front end has checked both. Such a grammar is not
+        cached.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:

@@ -321,7 +321,7 @@ class ClearToolUsesEdit(
     clear_tool_inputs: bool | list[Name] | None = None
 
     def edit(self) -> ClearToolUses:
-        """Convert to the edit that the front applies."""
+        """Convert to the edit that the front end applies."""
         trigger, inputs = self.trigger, self.clear_tool_inputs
         by_tokens = isinstance(trigger, InputTokens)
         return ClearToolUses(

@@ -86,7 +86,7 @@ def response_routes(api: ApiContext) -> list[Route]:
 class Running:
     """A response that is being streamed.
 
-    group: the ID of its request in the front.
+    group: the ID of its request in the front end.
     """
 
     response: dict[str, Any]
