@@ -52,7 +52,7 @@ class EngineChanges:
         """
         if self.asleep:
             raise InvalidRequest(
-                f"asleep ({', '.join(self.asleep)}): wake the server first (POST /wake_up)"
+                f"the server is asleep ({', '.join(self.asleep)}): wake it first (POST /wake_up)"
             )
         id = next(self._ids)
         self.paused = False

@@ -106,7 +106,7 @@ class Frames(Generic[Sent, Received]):
         while len(buffer) - start >= _HEADER.size:
             length, kind = _HEADER.unpack_from(buffer, start)
             if self._longest is not None and length > self._longest:
-                raise ValueError(f"a message of {length} bytes; the limit is {self._longest}")
+                raise ValueError(f"a message has {length} bytes; the limit is {self._longest}")
             begin = start + _HEADER.size
             if len(buffer) - begin < length:
                 break

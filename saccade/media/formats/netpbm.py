@@ -81,9 +81,9 @@ def _read_numbers(
         words = numbers[at:end].split(None, count - done)[: count - done]
         found = np.fromstring(b" ".join(words), np.int64, sep=" ")
         if len(found) and not 0 <= found.min() <= found.max() < len(scale):
-            raise ValueError(f"it has values beyond 0 to {len(scale) - 1}")
+            raise ValueError(f"its values must be from 0 to {len(scale) - 1}")
         values[done : done + len(found)] = scale[found]
         done, at = done + len(found), end
     if done < count:
-        raise ValueError(f"it is cut short: it has {done} of {count} values")
+        raise ValueError(f"it is truncated: it has {done} of {count} values")
     return values

@@ -328,7 +328,7 @@ def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
     being added.
     """
     if (row := rows.execute("SELECT * FROM batch").fetchone()) is None:
-        raise NotFound("the batch was not kept whole", code="batch_not_found")
+        raise NotFound("the stored batch is damaged: create it again", code="batch_not_found")
     described, owner, lifetime, cancelled = row
     batch = json_decoder(BatchJob).decode(described)
     return batch, Client(**msgspec.json.decode(owner)), lifetime, cancelled

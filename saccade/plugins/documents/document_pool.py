@@ -179,7 +179,7 @@ class DocumentPool:
         for page in wanted:
             if page.drawing is not None and piece_bytes(page) > OUTBOX_BYTES:
                 raise ImageError(
-                    f"page {page.index + 1} of the PDF would be {page.drawing.kept} px: use a "
+                    f"page {page.index + 1} of the PDF would have {page.drawing.kept} px: set a "
                     "smaller max_pixels",
                     code="image_too_large",
                 )

@@ -195,7 +195,7 @@ class Documents:
         shown = _places(source.view.pages, len(sizes))
         if len(shown) > (most := self._max_pages):
             raise ImageError(
-                f"the request shows {len(shown)} pages; the limit is {most}: choose fewer with "
+                f"the request contains {len(shown)} pages; the limit is {most}: choose fewer with "
                 '"pages", or start the server with a larger --tune max_pages=PAGES',
                 code="too_many_pages",
             )
@@ -244,7 +244,8 @@ class Documents:
             pages.append(OpenedPage(index + 1, metadata.count, text, image))
         if source.view.shown == "text" and not any(page.text for page in pages):
             raise ImageError(
-                'the PDF has no text, such as a scan: use documents "images" or "both"',
+                "the PDF has no text, for example because it is a scan: set documents to "
+                '"images" or "both"',
                 code="no_text",
             )
         return tuple(pages)

@@ -170,7 +170,7 @@ class _Files:
                 file = form.get("file")
                 if not isinstance(file, UploadFile):
                     raise InvalidRequest(
-                        "file: this parameter is required, as a file",
+                        "file is required: send it as a file of the form",
                         "file",
                         "missing_required_parameter",
                     )

@@ -393,7 +393,7 @@ class FileStore:
         remedy = "delete some, or upload with expires_after"
         if ledger.files >= MAX_FILES:
             raise TooLarge(
-                f"{ledger.files} files are stored, the maximum: {remedy}",
+                f"{ledger.files} files are stored, which is the maximum: {remedy}",
                 "file",
                 "file_storage_full",
             )

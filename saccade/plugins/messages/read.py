@@ -222,7 +222,8 @@ def _tool_set(
         return ToolSet(tools) if tools else None
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest(
-            'tool_choice.name: is only allowed with type "tool"', "tool_choice.name"
+            'tool_choice.name is required with type "tool", and not allowed otherwise',
+            "tool_choice.name",
         )
     named: Any = {"type": "function", "function": {"name": choice.name}}
     if acting is not None and choice.name == acting.name:
@@ -346,7 +347,7 @@ class _Conversation:
         elif message.role == "assistant":
             self._add_answer(message.content, where)
         elif not message.content:
-            raise InvalidRequest(f"{where}: the list is empty", where)
+            raise InvalidRequest(f"{where}: the list must have at least one block", where)
         else:
             self._add_blocks(message.role, message.content, where)
 
@@ -404,7 +405,8 @@ class _Conversation:
                     raise _misplaced(block, place, "assistant")
         if len(calls) > MAX_CALLS:
             raise InvalidRequest(
-                f"{where}: {len(calls)} blocks of tool_use; the limit is {MAX_CALLS}", where
+                f"{where}: the message has {len(calls)} tool_use blocks; the limit is {MAX_CALLS}",
+                where,
             )
         if last is not None:
             content.mark(*last)

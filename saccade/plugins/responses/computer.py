@@ -117,11 +117,13 @@ def read_actions(
     location of an error.
     """
     if (action is None) == (actions is None):
-        raise InvalidRequest(f"{place}: expected actions, or one action", place)
+        raise InvalidRequest(f"{place}: set either actions or action", place)
     given = [action] if actions is None else actions
     if not 1 <= len(given) <= MAX_ACTIONS:
         where = f"{place}.actions"
-        raise InvalidRequest(f"{where}: {len(given)} actions; a call has 1 to {MAX_ACTIONS}", where)
+        raise InvalidRequest(
+            f"{where}: a call must have 1 to {MAX_ACTIONS} actions, got {len(given)}", where
+        )
     found = []
     for index, each in enumerate(given):
         where = f"{place}.action" if actions is None else f"{place}.actions[{index}]"
