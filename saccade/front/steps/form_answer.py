@@ -102,7 +102,7 @@ def _without_grammars(request: GenerationRequest) -> InvalidRequest:
     else:
         param = "tool_choice"
     return InvalidRequest(
-        f"{param}: this server cannot constrain its output: omit {param}, and describe the "
+        f"{param}: structured output is not installed on this server: omit it, and describe the "
         "format in the prompt",
         param,
         "unsupported_parameter",

@@ -354,10 +354,8 @@ class _Readers:
         fail(work.done, error)
 
     def _again(self, work: _Work, error: Exception) -> bool:
-        """Queue a job again after its worker has crashed, or fail it with `error` after the last
-        try.
-
-        Returns True if it has failed.
+        """Queue a job again after its worker has crashed. After the last try, fail the job with
+        `error` and return True.
         """
         work.tries += 1
         if work.tries >= TRIES:

@@ -336,8 +336,9 @@ def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _way(drawing: PageDrawing) -> Sequence[object]:
-    """Return the values that identify how a page is drawn, as a part of the metadata's name: its
-    size, and any region.
+    """Return the values that identify how a page is drawn: its size, and its region if it has one.
+
+    They are part of the metadata's cache key.
     """
     box = drawing.box
     return drawing.size if box is None else (drawing.size, (box.top, box.left, *drawing.kept))

@@ -328,7 +328,7 @@ def _name(file: UploadFile) -> str:
 
 
 def _purpose(form: FormData, usual: str | None) -> str:
-    """Read the file's purpose from a form.
+    """Return the file's purpose that the form specifies.
 
     usual: the default, or None if the purpose is required.
     """

@@ -136,7 +136,7 @@ def read_count(body: bytearray, context_length: int) -> AskedMessage:
 def message_request(
     request: CountTokensRequest | MessagesRequest, context_length: int
 ) -> GenerationRequest:
-    """Build the request for a body. Raises InvalidRequest for errors beyond the schema."""
+    """Convert a body to a request. Raises InvalidRequest for errors beyond the schema."""
     inquiry = request.inquiry
     if inquiry.thread is not None:
         raise InvalidRequest(
@@ -235,8 +235,8 @@ def _tool_set(
 def _read_tools(
     given: list[msgspec.Raw] | None,
 ) -> tuple[tuple[Tool, ...], tuple[Mark, ...], ActionTool | None]:
-    """Return the functions, the cache breakpoints of all tools, and the computer or browser, or
-    None if there is none.
+    """Return the functions, the cache breakpoints of all tools, and the computer or browser, which
+    is None if the request declares none.
     """
     marks: list[Mark] = []
     acting: list[ActionTool] = []
@@ -418,8 +418,9 @@ class _Conversation:
         self.messages.append(Message("assistant", text, fields, marks, where, extras))
 
     def _past(self, block: ToolUseBlock, place: str) -> PastAction | None:
-        """Return the action of a call on a screen, or None if it called a function. Its toolset may
-        occur only in the history.
+        """Return the computer or browser action of a past call, or None if it called a function.
+
+        The request need not declare the call's toolset.
         """
         toolset = block.toolset_name
         past = read_past(block.name, block.input, toolset, self.acting, place)

@@ -96,7 +96,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """The contents of a request for a response, after parsing."""
+    """A parsed request for a response."""
 
     request: ResponsesRequest
     requests: list[GenerationRequest]  # a single request, removed when it is prepared
@@ -107,7 +107,7 @@ class ResponseAsked:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held in memory during the answer, not including encoded images."""
+        """Return the bytes of memory that the request takes until its answer ends, without images."""
         before = 0 if self.before is None else self.before.total
         return before + sum(len(item) for _, item in self.packed or ())
 

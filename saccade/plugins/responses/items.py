@@ -332,7 +332,7 @@ def _whole(item: Item, item_id: str) -> Item:
 
 
 def _as_input(content: Any) -> Any:
-    """Return a content in the format of the API's input. Clients recognize an image by its
+    """Convert a content to the format of the API's input. Clients recognize an image by its
     `detail`.
     """
     if isinstance(content, ImageContent) and content.detail is None:
