@@ -213,8 +213,10 @@ class PromptReader:
 
 
 def name_of(request: Request) -> bytes:
-    """Return a cache key, which is equal for requests of one tenant for the same values of the same
-    prompt with the same adapter.
+    """Return the cache key of a request's result.
+
+    Requests have the same key if they are of one tenant, for the same values of the same prompt
+    with the same adapter.
     """
     images = [
         (span.start, span.length, span.offset, key.digest, key.settings, key.salt)

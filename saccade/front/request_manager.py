@@ -283,8 +283,8 @@ class RequestManager:
         return ready
 
     async def drain(self, grace: float) -> None:
-        """Reject new requests, and wait up to `grace` seconds for those in flight. The rest then
-        fails.
+        """Reject new requests, and wait up to `grace` seconds for those in flight. Requests that
+        have not finished by then fail.
         """
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"

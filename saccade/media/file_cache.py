@@ -61,7 +61,7 @@ class MetadataCache(Generic[T]):
         return found
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Return entries on disk, None for each missing one, in one database access."""
+        """Load entries from disk in one database access. Missing entries are None in the result."""
         if self._disk is None:
             return [None] * len(names)
         written = await self._disk.find_all(self._kind, names)

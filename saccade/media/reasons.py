@@ -146,7 +146,7 @@ _SENTENCES = _NO_IMAGE | _BAD_HEADER | _IMAGE | _VIDEO | _PIXELS | _DOCUMENT
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why bytes were rejected, as the name of a sentence and the numbers for its placeholders."""
+    """Why bytes were rejected: an error message's name, and the numbers for its placeholders."""
 
     name: str
     numbers: tuple[int | float, ...] = ()

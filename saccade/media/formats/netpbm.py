@@ -55,7 +55,7 @@ def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
 
 
 def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
-    """Return the digits 0 and 1 in `text`, with or without spaces between them. Raises
+    """Parse the digits 0 and 1 in `text`, with or without spaces between them. Raises
     ValueError.
     """
     digits = COMMENT.sub(b"", bytes(text)).translate(None, SPACES)

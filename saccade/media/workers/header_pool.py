@@ -204,7 +204,7 @@ class HeaderPool:
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, readings: list[Reading]) -> None:
-        """Read headers on the worker. Queue those again that it did not reach."""
+        """Read headers on the worker. If it fails, queue the headers it has not read again."""
         read = 0
         try:
             tenant = readings[0].requester.tenant

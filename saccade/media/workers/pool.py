@@ -148,7 +148,7 @@ class DecodePool:
             work.done.cancel()
 
     def settle(self, unsettled: str, tenant: str) -> None:
-        """Assign workers that hold bytes of an unsettled tenant to `tenant`, which is now known."""
+        """Assign the workers and bytes of the placeholder `unsettled` to `tenant`, now known."""
         self.headers.slots.settle(unsettled, tenant)
         self._decoders.settle(unsettled, tenant)
 
@@ -304,7 +304,8 @@ class DecodePool:
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
         """Handle a worker that exceeded the time limit.
 
-        Returns the error for the image's calls, or None if these were handled otherwise.
+        Returns the error for the image's calls if its decoding is too slow. Returns None if the
+        calls were queued again, or failed because the machine is too busy.
 
         cpu: the CPU time that the worker used, in seconds.
         """

@@ -138,7 +138,7 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class ImageWorker:
-    """What the supervisor knows about a worker process."""
+    """The supervisor's record of one worker process."""
 
     number: int
     pid: int

@@ -142,7 +142,10 @@ class WorkerSlot:
         self._answers.put_nowait(Lost(self.number, self.serial, signal))
 
     async def answer(self) -> WorkerAnswer:
-        """Wait for the next answer to the order, and return it. Raises WorkerLost."""
+        """Wait for the next answer to the order, and return it.
+
+        Raises WorkerLost if the worker exits first.
+        """
         answer = await self._answers.get()
         if isinstance(answer, Lost):
             raise WorkerLost(answer.signal, answer.cpu, answer.late)

@@ -107,7 +107,7 @@ class ResponseAsked:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory that the request takes until its answer ends, without images."""
+        """Return the bytes of memory that the request takes during its answer, except images."""
         before = 0 if self.before is None else self.before.total
         return before + sum(len(item) for _, item in self.packed or ())
 
