@@ -123,7 +123,7 @@ def test_a_task_is_asked_as_the_model_was_trained(
     ("model", "has"), [("zai-org/GLM-OCR", "formula, table"), ("Qwen3-VL", "no tasks")]
 )
 def test_a_task_that_a_model_was_not_trained_for_is_refused(model: str, has: str) -> None:
-    with pytest.raises(ConfigError, match=f"--task chart: {model} has {has}; --prompt asks"):
+    with pytest.raises(ConfigError, match=f"--task chart: {model} has {has}; use --prompt"):
         asked(model, None, None, "chart")
 
 
