@@ -355,7 +355,7 @@ class Child:
             return f"failed: {self._exit_message}"
         if status is None:
             return "is running"
-        return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
 
     async def wait(self) -> int:
         """Wait for the child to exit and return its exit status."""

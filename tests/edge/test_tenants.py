@@ -315,8 +315,8 @@ def test_with_one_key_or_none_clients_are_told_apart_by_their_address(tmp_path: 
         ("", "it contains no keys"),
         ("anna", "line 1: expected name:key"),
         ("anna:", "line 1: expected"),
-        ("# x\n\nanna:a\nanna:b", "line 4: anna: duplicate name"),
-        ("anna:a\nben:a", "line 2: ben: duplicate name"),
+        ("# x\n\nanna:a\nanna:b", "line 4: the name anna is used twice"),
+        ("anna:a\nben:a", "line 2: the name ben is used twice"),
         ("an na:a b", "line 1: expected"),
     ],
 )
