@@ -136,7 +136,9 @@ def read_keys(path: Path) -> dict[str, str]:
             )
         name, key = parts.groups()
         if key in keys or name in keys.values():
-            raise ConfigError(f"--api-keys-file {path}: line {number}: the name {name} is used twice")
+            raise ConfigError(
+                f"--api-keys-file {path}: line {number}: the name {name} is used twice"
+            )
         keys[key] = name
     if not keys:
         raise ConfigError(f"--api-keys-file {path}: it contains no keys")

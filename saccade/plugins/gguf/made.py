@@ -126,8 +126,8 @@ def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(
-            f"it has no tensor {name}, which belongs to {tensor.name}: the file is incomplete (for a "
-            "split model, use llama-gguf-split --merge)"
+            f"it has no tensor {name}, which belongs to {tensor.name}: the file is incomplete (for "
+            "a split model, use llama-gguf-split --merge)"
         )
     if found.shape != tensor.shape:
         raise CheckpointError(
