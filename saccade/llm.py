@@ -263,7 +263,9 @@ class LLM:
     async def _answer(self, conversation: Conversation, set_to: _Settings) -> Answer:
         _check_list(conversation)
         if not conversation:
-            raise InvalidRequest("messages: a conversation has at least one message", "messages")
+            raise InvalidRequest(
+                "messages: a conversation must have at least one message", "messages"
+            )
         chat = Chat(
             tuple(
                 _message(message, f"messages[{index}]")

@@ -72,7 +72,7 @@ class Restraint(Struct, kw_only=True):
 
         if self.allowed_token_ids == []:
             raise InvalidRequest(
-                "allowed_token_ids: the list is empty: no token would be allowed",
+                "allowed_token_ids: the list must contain at least one token id",
                 "allowed_token_ids",
             )
         rules = AnswerRules(
@@ -93,7 +93,7 @@ class Restraint(Struct, kw_only=True):
             extra.window_size is not None or extra.whitelist_token_ids is not None
         ):
             raise InvalidRequest(
-                "vllm_xargs.ngram_size: required with window_size or whitelist_token_ids",
+                "vllm_xargs.ngram_size is required with window_size or whitelist_token_ids",
                 "vllm_xargs.ngram_size",
             )
         whole = [each for each in (self.no_repeat_ngram_size, extra.no_repeat_ngram_size) if each]

@@ -1,7 +1,7 @@
 """The pixel arena: a region of anonymous shared memory with a fixed size, through which decoded
 images reach the engine.
 
-The front process creates the arena and passes its file descriptor to the workers, which read
+The front-end process creates the arena and passes its file descriptor to the workers, which read
 pixels, and to the supervisor of image workers, which copies pixels into it. Image workers have no
 access to it. The memory is freed once the last process with a descriptor has exited, even after a
 crash. The engine decides where each image is stored (`sched/images/slots.py`).

@@ -48,8 +48,8 @@ class Claim:
         if self.marker not in found and strangers:
             raise OSError(
                 errno.ENOTEMPTY,
-                f"it holds {strangers[0]!r} and no {self.marker}, so another program uses it and "
-                "this server would remove its files: choose an empty or a new directory",
+                f"it contains {strangers[0]!r} but no {self.marker}, so another program uses it, "
+                "and this server would remove its files: choose an empty or a new directory",
             )
 
     def claim_folder(self, folder: Path) -> int:
@@ -160,7 +160,7 @@ def opened_folder(path: Path) -> Iterator[int]:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFELY)
     except NotADirectoryError:
-        raise OSError(errno.ENOTDIR, f"{path.name} in it is not a directory") from None
+        raise OSError(errno.ENOTDIR, f"its entry {path.name} is not a directory") from None
     try:
         yield handle
     finally:

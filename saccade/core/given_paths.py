@@ -29,7 +29,7 @@ def regular(path: str, flags: int) -> int:
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", path)
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
     except BaseException:
         os.close(handle)
         raise

@@ -1,6 +1,6 @@
 """Declarations of all metrics, and `Metrics`, which stores their values.
 
-The front process, the engine and rank 0 each have a `Metrics`. For `GET /metrics`, the front
+The front end, the engine and rank 0 each have a `Metrics`. For `GET /metrics`, the front end
 requests the values that have changed in the engine (`Metrics.changed`). `edge/metrics_text.py`
 renders the Prometheus format.
 """

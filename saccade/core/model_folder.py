@@ -84,8 +84,8 @@ def hub_errors(repo: str) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"the hub has no {repo} (if it is private: `hf auth login`); there is no such "
-            "directory either"
+            f"there is no directory or hub repository {repo}: correct the name, or run `hf auth "
+            "login` if the repository is private"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
         # The hub's own message is a paragraph if it cannot be reached, so this one is short.

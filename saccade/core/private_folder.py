@@ -156,7 +156,7 @@ def _look_or_make(folder: int, name: str) -> os.stat_result:
 
 def _check_owner(name: str, found: os.stat_result, links: int) -> None:
     if links > MAX_LINKS:
-        raise OSError(errno.ELOOP, f"{name}: too many links")
+        raise OSError(errno.ELOOP, f"{name} has too many symbolic links in its path")
     if found.st_uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, f"{name} is owned by another user, who could replace it")
 

@@ -55,13 +55,13 @@ class DiskFolder:
         size = _SIZE.fullmatch(text)
         if size is None or size[2] not in _UNITS:
             raise ConfigError(
-                f"{option} {given!r}: expected a size in MiB, GiB or TiB, such as {folder}:64GiB "
-                f"(a folder of this name: {given}/)"
+                f"{option} {given!r}: the size must be in MiB, GiB or TiB, as in {folder}:64GiB "
+                f"(if this is the name of a directory, write {given}/)"
             )
         return cls(folder, int(size[1]) * _UNITS[size[2]])
 
 
-# ---- the front's
+# ---- the front end's
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class AdapterSettings(SharedOptions):
             if not (sign and name and folder):
                 raise ConfigError(f"--lora {each!r}: expected NAME=PATH")
             if name in found:
-                raise ConfigError(f"--lora {each!r}: {name!r} is a duplicate")
+                raise ConfigError(f"--lora {each!r}: the name {name!r} is used twice")
             found[name] = str(Path(folder).absolute())
         return found
 

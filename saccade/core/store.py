@@ -29,7 +29,7 @@ use.
 SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
 """Reserves a directory of embeddings, which one or several servers use."""
 CARDS = "cards"
-"""Name of the subdirectory of `SHARED` with the front's metadata of media files
+"""Name of the subdirectory of `SHARED` with the front end's metadata of media files
 (`media/metadata_store.py`).
 """
 

@@ -32,7 +32,7 @@ class ImageKey:
     # 16 bytes, a fingerprint of everything that determines the pixels the vision encoder receives
     # (`FamilySpec.settings`)
     settings: bytes
-    # The request's `cache_salt`, hashed by the front; it separates tenants. If the request's
+    # The request's `cache_salt`, hashed by the front end; it separates tenants. If the request's
     # adapter changes the vision encoder, the adapter's fingerprint is appended.
     salt: str = ""
 
@@ -231,7 +231,7 @@ class SamplingParams:
     """How the tokens of a response are sampled. Raises InvalidRequest if a value is out of bounds.
 
     The n-th token of a response depends only on its logits and on (`seed`, n), not on the rest of
-    the batch. The front process handles `stop` strings, because the engine has only tokens. The
+    the batch. The front-end process handles `stop` strings, because the engine has only tokens. The
     engine handles all other fields.
     """
 
@@ -576,7 +576,7 @@ class CacheMiss:
     reason: CacheMissReason
     token: int  # the first token that differs from the earlier prompt, or was evicted
     tokens: int  # prompt tokens from `token` on
-    # the client's name for the part of the prompt with that token; filled in by the front
+    # the client's name for the part of the prompt with that token; filled in by the front end
     place: str = ""
 
 

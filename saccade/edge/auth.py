@@ -100,7 +100,7 @@ class Keys:
         if self._file is not None:
             for key, name in read_keys(self._file).items():
                 if key in names:
-                    raise ConfigError(f"--api-keys-file: {name}: has the same key as --api-key")
+                    raise ConfigError(f"--api-keys-file: {name} has the same key as --api-key")
                 names[key] = name
         several = len(names) > 1
         return [
@@ -120,7 +120,7 @@ def read_keys(path: Path) -> dict[str, str]:
         lines = read_text(path, "utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(
-            f"--api-keys-file {path}: not UTF-8 (perhaps UTF-16): save it as UTF-8"
+            f"--api-keys-file {path} is not encoded as UTF-8: save it as UTF-8"
         ) from None
     except OSError as error:
         raise ConfigError(f"--api-keys-file {shown(path)}: {reason(error)}") from None
@@ -136,7 +136,9 @@ def read_keys(path: Path) -> dict[str, str]:
             )
         name, key = parts.groups()
         if key in keys or name in keys.values():
-            raise ConfigError(f"--api-keys-file {path}: line {number}: {name}: duplicate name")
+            raise ConfigError(
+                f"--api-keys-file {path}: line {number}: the name {name} is used twice"
+            )
         keys[key] = name
     if not keys:
         raise ConfigError(f"--api-keys-file {path}: it contains no keys")

@@ -283,7 +283,7 @@ async def read_json(request: Request, held: BufferedBody, largest: int) -> bytea
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedMedia(
-            f"Content-Encoding is {encoding[:40]}; compressed bodies are not supported"
+            f"Content-Encoding {encoding[:40]} is not supported: send the body uncompressed"
         )
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind == RELATED:

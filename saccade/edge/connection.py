@@ -329,7 +329,7 @@ class Connection(HttpToolsProtocol):
             pass  # the upgrade is declined, and `body_parser` continues
         except httptools.HttpParserError as error:
             message.refused = message.refused or InvalidRequest(
-                f"this is not valid HTTP: {error}", code="invalid_http"
+                f"the request is not valid HTTP: {error}", code="invalid_http"
             )
         if message.left == 0 and not message.ended and message.refused is None:
             message.refused = InvalidRequest(
@@ -397,7 +397,7 @@ class Connection(HttpToolsProtocol):
         """Return an error if the request's headers are not accepted, otherwise None."""
         message = self._message
         if message.lines > HEAD_LINES:
-            return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
+            return HeadTooLarge(f"the request has more than {HEAD_LINES} headers")
         if why := self._malformed():
             return InvalidRequest(why, code="invalid_http")
         if not self._within_limits and self._path() not in self._open_paths:

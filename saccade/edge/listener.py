@@ -70,7 +70,7 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 break
             except OSError as error:
-                log.error("no connection can be accepted: %s", error)
+                log.error("new connections cannot be accepted: %s", error)
                 self._loop.remove_reader(self._bound)
                 self._pause = self._loop.call_later(PAUSE_SECONDS, self._resume)
                 break

@@ -94,7 +94,7 @@ class RelatedBody:
                 raise _malformed(f"part {number}, {name}, is not referenced in the JSON")
             if _digest(name, data) != name:
                 raise InvalidRequest(
-                    f"part {number} is called {name}, but its bytes have a different digest",
+                    f"the digest of part {number} is not {name}, which is in its Content-ID",
                     code="wrong_digest",
                 )
             brought[name] = data

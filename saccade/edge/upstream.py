@@ -162,8 +162,9 @@ class _Wire(asyncio.Protocol):
             self._transport.write(body)
 
     async def answered(self) -> Head:
-        """Wait for the status and headers of the response and return them. Raises
-        WorkerDisconnected.
+        """Wait for the status and headers of the response and return them.
+
+        Raises WorkerDisconnected if the connection is closed before they have arrived.
         """
         while self.head is None:
             if self.lost:

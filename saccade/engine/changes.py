@@ -1,5 +1,5 @@
-"""Queues changes to the model's weights or memory that the front has requested, and decides when
-each may be made.
+"""Queues changes to the model's weights or memory that the front end has requested, and decides
+when each may be made.
 
 A change is sent with a plan, so that every rank makes it between the same two steps. An adapter is
 dropped once no request and no encoding uses it. Later changes do not wait for that.

@@ -37,7 +37,7 @@ def _budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[int, s
         # Files saved earlier count as available. Otherwise the budget would shrink at each restart.
         available = shutil.disk_usage(folder).free + layout.nbytes(folder)
     except FileExistsError:
-        raise ConfigError(f"{option} {folder}: it is a file, not a directory") from None
+        raise ConfigError(f"{option} {folder} is a file: set a directory") from None
     except OSError as error:
         raise ConfigError(f"{option} {folder}: {error.strerror}") from None
     warn_of_others(option, folder)

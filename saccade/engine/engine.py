@@ -1,5 +1,5 @@
 """Runs the engine loop, which handles messages, sends plans to the workers, and reports results to
-the front.
+the front end.
 
 The scheduler makes the decisions, and the workers compute. The loop never waits for a step. It
 handles messages while the workers compute.
@@ -54,11 +54,11 @@ UNPAUSED = (
 
 
 class FrontLink(Protocol):
-    """The engine's end of the channel to the front, such as `child.AsyncChannel`."""
+    """The engine's end of the channel to the front end, such as `child.AsyncChannel`."""
 
     @property
     def over(self) -> bool:
-        """Return True if the front has disconnected."""
+        """Return True if the front end has disconnected."""
         ...
 
     def take_messages(self) -> Sequence[ToEngine]:
@@ -130,7 +130,7 @@ class EnginePart(Protocol):
 
 
 class Engine:
-    """The engine loop of one model, between the front and the workers."""
+    """The engine loop of one model, between the front end and the workers."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class Engine:
     ) -> None:
         """Prepare the loop.
 
-        arrived: an event that is set when the front or the workers have sent messages, or a grammar
-            is ready.
+        arrived: an event that is set when the front end or the workers have sent messages, or a
+            grammar is ready.
         language: None for a server that only encodes images.
         depth: the maximum number of plans in flight.
         probe: looks up embeddings in a directory shared with other servers, or None without one.
@@ -176,7 +176,7 @@ class Engine:
         self._unadapted = deferred
 
     async def run(self) -> None:
-        """Serve until a `Stop` has been carried out, or the front has disconnected.
+        """Serve until a `Stop` has been carried out, or the front end has disconnected.
 
         Raises WorkersLost.
         """

@@ -74,7 +74,7 @@ class LanguageHalf:
 
         Once it is compiled, `add_with_grammar` passes the request to the scheduler.
         """
-        assert self._grammars is not None, "the front sends the tokenizer first"
+        assert self._grammars is not None, "the front end sends the tokenizer first"
         self._grammars.prepare(request)
 
     def drop(self, id: str) -> bool:

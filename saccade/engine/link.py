@@ -1,8 +1,8 @@
-"""The engine from the front's point of view. This module starts the engine process, exchanges
+"""The engine from the front end's point of view. This module starts the engine process, exchanges
 messages with it, and monitors it.
 
-The engine is killed when the front exits. The front notices at once if the engine exits, and within
-seconds if it hangs.
+The engine is killed when the front end exits. The front end notices at once if the engine exits,
+and within seconds if it hangs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EarlyEngine:
 
 
 def begin_engine(ranks: int, arena_fd: int | None = None) -> EarlyEngine:
-    """Start an engine process and its workers, while the front continues with its imports.
+    """Start an engine process and its workers, while the front end continues with its imports.
 
     All are killed when the calling thread exits.
     """

@@ -1,8 +1,8 @@
 """Runs the engine process, after `engine/main.py` has started it and its workers.
 
 It derives the options that are not set once the workers have reported the hardware, then runs the
-engine loop. If that fails, it sends the reason to the front. It has no tensors and does not import
-torch.
+engine loop. If that fails, it sends the reason to the front end. It has no tensors and does not
+import torch.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ PLAN_STEPS = 8
 its steps.
 """
 FLUSH_SECONDS = 2.0
-"""Time for the front to read the last messages before the engine exits."""
+"""Time for the front end to read the last messages before the engine exits."""
 
 
 async def run(arena_fd: int, parent: ParentLink, begun: Sequence[Child]) -> int:
     """Run the engine with workers that have been started, and return the exit status.
 
-    If it fails, send the reason to the front.
+    If it fails, send the reason to the front end.
     """
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
@@ -117,8 +117,8 @@ async def serve(
     metrics: Metrics,
     arena_fd: int,
 ) -> None:
-    """Load the model on all ranks, report the derived options to the front, and run the loop until
-    it is stopped.
+    """Load the model on all ranks, report the derived options to the front end, and run the loop
+    until it is stopped.
 
     Raises StartupError or WorkersLost.
     """
@@ -262,7 +262,7 @@ def open_grammars(
     wake: called when a grammar or a mask is ready.
     """
     build = builder(lambda plugin: plugin.requests.grammars)
-    assert build is not None, "the front rejects such requests otherwise"
+    assert build is not None, "the front end rejects such requests otherwise"
     grammars: GrammarRequests = build(tokenizer_json, spec.vocab_size, spec.eos_token_ids, wake)
     return grammars
 
@@ -270,7 +270,7 @@ def open_grammars(
 def build_parts(
     boot: ServeModel, config: EngineConfig, scheduler: Scheduler
 ) -> tuple[EnginePart, ...]:
-    """Create the engine parts of the plugins for which the front has sent options.
+    """Create the engine parts of the plugins for which the front end has sent options.
 
     Raises StartupError.
     """

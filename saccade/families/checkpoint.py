@@ -57,7 +57,7 @@ def weights_elsewhere(folder: Path) -> list[Path]:
     names = read_json(folder / ELSEWHERE, required=False).data.get("files", [])
     files = [Path(str(name)) for name in names]
     if missing := [path for path in files if not path.is_file()]:
-        raise CheckpointError(f"{missing[0]} was removed")
+        raise CheckpointError(f"{missing[0]} was removed while the checkpoint was read")
     return files
 
 
@@ -109,7 +109,9 @@ class Section:
         if isinstance(value, bool) or not isinstance(value, int):
             raise CheckpointError(f"{self.where}: {names[0]} must be an integer, not {value!r}")
         if abs(value) > LARGEST:
-            raise CheckpointError(f"{self.where}: {names[0]} must be at most {LARGEST}")
+            raise CheckpointError(
+                f"{self.where}: {names[0]} must be at most {LARGEST}, not {value}"
+            )
         return value
 
     def count(self, *names: str, default: int | None = None) -> int:

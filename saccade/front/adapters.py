@@ -77,7 +77,9 @@ class AdapterRegistry:
     def check(self, ref: AdapterRef) -> None:
         """Raise NotFound if the adapter was unloaded after its request was parsed."""
         if ref.number and all(each.ref != ref for each in self._named.values()):
-            raise NotFound("the adapter was unloaded meanwhile", "model", "model_not_found")
+            raise NotFound(
+                "the adapter was unloaded before the request started", "model", "model_not_found"
+            )
 
     async def load_wanted(self) -> None:
         """Load the adapters from --lora. Raises StartupError if one cannot be loaded."""
@@ -112,7 +114,9 @@ class AdapterRegistry:
         Raises NotFound if there is no such adapter.
         """
         if (gone := self._named.pop(name, None)) is None:
-            raise NotFound(f"there is no adapter {name[:200]!r}", "lora_name", "model_not_found")
+            raise NotFound(
+                f"no adapter has the name {name[:200]!r}", "lora_name", "model_not_found"
+            )
         self._leaving += 1
         made = self.changes.request_change(Change("drop adapter", gone.ref.number))
         made.add_done_callback(self._left)

@@ -27,7 +27,10 @@ MAX_PRIORITY = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """The rules, under vLLM's field names. Raises InvalidRequest that names the field."""
+    """A request's rules for its answers, under vLLM's field names.
+
+    The constructor raises InvalidRequest, which names the field, if a rule is invalid.
+    """
 
     allowed_token_ids: tuple[int, ...] = ()
     # texts that the answer must not contain at the start of a word or after a space
@@ -113,7 +116,7 @@ def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
-    """Yield the tokens of a word at the start of a text and after a space.
+    """Yield the tokens of a word at the start of a string, and those of the word after a space.
 
     As in vLLM, the second is left out unless it has the same length and a different first token.
     """

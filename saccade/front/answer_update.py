@@ -60,8 +60,8 @@ NONE_CACHED = CachedTokens()
 
 @dataclass(frozen=True, slots=True)
 class AheadReport:
-    """Which tokens were computed before a request of a session arrived, and where its prompt
-    differs from the previous one.
+    """Reports which tokens were prefilled before a request of a session arrived, and where its
+    prompt differs from that of the previous request.
     """
 
     prepared: int = 0  # prompt tokens that were computed before the request arrived

@@ -201,7 +201,7 @@ def parity_check(
 ) -> Callable[[], Awaitable[None]] | None:
     """Return a function that implements `--parity generate`, or None if that option is not set.
 
-    Call it after the front has started. Raises ConfigError if no plugin implements the option.
+    Call it after the front end has started. Raises ConfigError if no plugin implements the option.
     """
     if options.of(ParitySettings).parity != "generate":
         return None

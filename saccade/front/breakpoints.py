@@ -31,14 +31,14 @@ _EPHEMERAL, _EXPLICIT = 300, 1800
 
 
 class CacheControl(AnyFields):
-    """Anthropic's cache breakpoint: keep the prompt up to here in the caches."""
+    """Anthropic's cache breakpoint: cache the prompt up to here."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: Lifetime | None = None
 
 
 class PromptCacheBreakpoint(AnyFields):
-    """OpenAI's cache breakpoint: keep the prompt up to here in the caches.
+    """OpenAI's cache breakpoint: cache the prompt up to here.
 
     `ttl` defaults to the ttl in `prompt_cache_options`, or to 30m.
     """

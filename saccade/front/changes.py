@@ -52,7 +52,7 @@ class EngineChanges:
         """
         if self.asleep:
             raise InvalidRequest(
-                f"asleep ({', '.join(self.asleep)}): wake the server first (POST /wake_up)"
+                f"the server is asleep ({', '.join(self.asleep)}): wake it first (POST /wake_up)"
             )
         id = next(self._ids)
         self.paused = False
@@ -112,7 +112,7 @@ class EngineChanges:
         self.asleep = changed.asleep
 
     def hear(self, altered: Altered) -> None:
-        """Pass the engine's result to the caller that waits for it."""
+        """Pass the engine's result of a change to the caller that waits for it."""
         waiting = self._asked.pop(altered.id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(altered.changed)

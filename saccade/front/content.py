@@ -249,7 +249,8 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
         raise missing(f"{place}.tool_call_id")
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(
-            f"{place}.tool_calls: only an assistant message has tool calls", f"{place}.tool_calls"
+            f"{place}.tool_calls: only assistant messages may have tool calls",
+            f"{place}.tool_calls",
         )
     reasoning = message.reasoning_content
     if reasoning is None and isinstance(message.reasoning, str):

@@ -259,9 +259,9 @@ def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
 
 
 def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
-    """Return the error for a prompt that leaves no space for an answer.
+    """Return the error for a prompt that leaves no tokens for an answer.
 
-    has: the length of the prompt, in words.
+    has: the prompt's length as a phrase, such as "900 tokens".
     chat: also suggest smaller images.
 
     Clients recognize the error by its first words. Some search the Python `repr` of the whole

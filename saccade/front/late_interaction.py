@@ -84,7 +84,7 @@ class LateScoring:
             )
         parts = tuple(images) or (MessageText("".join(texts), place),)
         if not (images or any(texts)):
-            raise InvalidRequest(f"{place}: the text is empty", place)
+            raise InvalidRequest(f"{place}: the text must not be empty", place)
         asked = read_request(Chat((Message("user", parts),)), place, EVERY_TOKEN, salt)
         return replace(asked, request=replace(asked.request, template=self.template))
 

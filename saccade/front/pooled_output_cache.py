@@ -15,8 +15,7 @@ ENTRY_BYTES = 256
 
 
 class PooledOutputCache:
-    """Stores pooled outputs by key, up to `limit` bytes. The least recently used ones are evicted
-    first.
+    """An LRU cache of pooled outputs, limited to `limit` bytes.
 
     `epoch` counts the calls of `clear`. An output that was computed before such a call is not
     stored after it.

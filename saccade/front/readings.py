@@ -116,7 +116,7 @@ class PromptReader:
         for read in reads:
             each = self._intake.prompts.encode_now(read.request, most)
             if not each.tokens:
-                raise InvalidRequest(f"{read.place}: it is empty", read.place)
+                raise InvalidRequest(f"{read.place}: the input must not be empty", read.place)
             total += len(each.tokens)
             _check_total(total, max_tokens)
             encoded.append(each)
@@ -173,7 +173,7 @@ class PromptReader:
             if (total := total + len(tails[-1])) > MAX_TOKENS:
                 raise InvalidRequest(
                     f"{asked.tails_place}: the first {at} of {len(asked.tails)} have {total} "
-                    f"tokens; all together may have {MAX_TOKENS}: ask them in several requests",
+                    f"tokens; the limit for all is {MAX_TOKENS}: send several requests",
                     asked.tails_place,
                     "too_many_tokens",
                 )
@@ -213,8 +213,10 @@ class PromptReader:
 
 
 def name_of(request: Request) -> bytes:
-    """Return a cache key, which is equal for requests of one tenant for the same values of the same
-    prompt with the same adapter.
+    """Return the cache key of a request's result.
+
+    Requests have the same key if they are of one tenant, for the same values of the same prompt
+    with the same adapter.
     """
     images = [
         (span.start, span.length, span.offset, key.digest, key.settings, key.salt)

@@ -84,7 +84,7 @@ finish.
 
 
 class EngineClient(Protocol):
-    """The connection of the front process to the engine (`engine.link.EngineProcess`)."""
+    """The connection of the front-end process to the engine (`engine.link.EngineProcess`)."""
 
     @property
     def stall(self) -> str:
@@ -283,8 +283,8 @@ class RequestManager:
         return ready
 
     async def drain(self, grace: float) -> None:
-        """Reject new requests, and wait up to `grace` seconds for those in flight. The rest then
-        fails.
+        """Reject new requests, and wait up to `grace` seconds for those in flight. Requests that
+        have not finished by then fail.
         """
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
@@ -368,7 +368,7 @@ class RequestManager:
         """Prepare a request as `InputProcessor.prepare` does, for the engine's context length."""
         most = self._check_started().context_length
         if request.held and self.intake.steps.can_hold:
-            self._send_tokenizer()  # while the front prepares the request
+            self._send_tokenizer()  # while the front end prepares the request
         prepared = await self.intake.prepare(request, most, client, budget)
         if prepared.request.grammar:
             await asyncio.shield(self._send_tokenizer())
@@ -520,7 +520,7 @@ class RequestManager:
                 log.error("%s", error.message)
             self._fail(self.reason if self.state == "failed" else error.message)
         except Exception:  # no messages are received any more
-            log.exception("the front failed")
+            log.exception("the front end failed")
             self._fail("internal error: lost connection to the engine")
 
     def _take(self, news: Output) -> None:
@@ -656,7 +656,7 @@ def _without_content(event: AnswerUpdate) -> AnswerUpdate:
 
 
 def _may_stop(prepared: PreparedRequest) -> bool:
-    """Return True if the front process may detect the end of the answer before the engine does."""
+    """Return True if the front end may detect the end of the answer before the engine does."""
     return bool(prepared.request.sampling.stop) or prepared.reading.single
 
 

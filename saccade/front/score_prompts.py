@@ -152,8 +152,8 @@ def find_scoring(
     if (late := spec.templates.late) is not None and wanted != "none":
         if wanted != "auto":
             raise ConfigError(
-                f"--pooling {wanted}: this checkpoint was trained for a vector per token; leave "
-                "out the option"
+                f"--pooling {wanted}: this checkpoint was trained for a vector per token: omit the "
+                "option"
             )
         from saccade.front.late_interaction import LateScoring
 

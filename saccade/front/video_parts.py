@@ -175,7 +175,9 @@ def _video(part: VideoPart, place: str) -> Clip:
         return Clip(source_from_object(given, where).url)
     frames = tuple(_frame(each, f"{where}[{k}]") for k, each in enumerate(given[:MAX_PARTS]))
     if len(given) > MAX_PARTS:
-        raise InvalidRequest(f"{where}: {len(given)} frames; the limit is {MAX_FRAMES}", where)
+        raise InvalidRequest(
+            f"{where}: the video has {len(given)} frames; the limit is {MAX_FRAMES}", where
+        )
     return Clip(frames, None, part.frames_indices or (), part.source_fps)
 
 
@@ -226,7 +228,7 @@ def _frame(given: object, place: str) -> Address:
         case {"type": "image_url", "image_url": {"url": str(text)}}:
             return image_url(text)
         case dict():
-            raise InvalidRequest(f'{place}: a frame is a URL, or {{"file_id": ...}}', place)
+            raise InvalidRequest(f'{place}: a frame must be a URL, or {{"file_id": ...}}', place)
         case None:
             raise missing(place)
     return source_from_object(given, place).url

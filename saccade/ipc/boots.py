@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class EngineBoot:
     """The first message to the engine process, which inherits `arena_fd`."""
 
-    arena_fd: int  # inherited; the arena is empty until the front process has chosen its size
+    arena_fd: int  # inherited; the arena is empty until the front-end process has chosen its size
     ranks: int  # worker processes to start
 
 

@@ -106,7 +106,7 @@ class Frames(Generic[Sent, Received]):
         while len(buffer) - start >= _HEADER.size:
             length, kind = _HEADER.unpack_from(buffer, start)
             if self._longest is not None and length > self._longest:
-                raise ValueError(f"a message of {length} bytes; the limit is {self._longest}")
+                raise ValueError(f"a message has {length} bytes; the limit is {self._longest}")
             begin = start + _HEADER.size
             if len(buffer) - begin < length:
                 break
@@ -309,7 +309,8 @@ class Child:
         os.set_blocking(words, False)
         arguments = (theirs.fileno(), words_fd, os.getpid())
         try:
-            # In a new session, Ctrl-C in a terminal reaches the front only, which stops the child.
+            # In a new session, Ctrl-C in a terminal reaches the front end only, which stops the
+            # child.
             process = start_python(
                 STARTER,
                 module,
@@ -354,7 +355,7 @@ class Child:
             return f"failed: {self._exit_message}"
         if status is None:
             return "is running"
-        return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
 
     async def wait(self) -> int:
         """Wait for the child to exit and return its exit status."""
@@ -441,7 +442,7 @@ class ParentLink:
 def tie(parent: int) -> None:
     """Have the kernel kill this process when its parent, whose pid is `parent`, exits.
 
-    SIGINT and SIGTERM are ignored. The front process handles Ctrl-C and stop signals to the whole
+    SIGINT and SIGTERM are ignored. The front end handles Ctrl-C and stop signals to the whole
     process group, and stops its children in order.
     """
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -67,7 +67,7 @@ def keep_freed(nbytes: int) -> None:
     """Have malloc keep up to `nbytes` of freed memory for reuse. A no-op without glibc.
 
     By default, malloc gets new pages for each large allocation, which the kernel fills with zeros.
-    That would be half the cost of a repeated image in the front process.
+    That would be half the cost of a repeated image in the front-end process.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):

@@ -1,4 +1,4 @@
-"""The messages that the front process, the engine and the workers exchange over the socket pairs of
+"""The messages that the front end, the engine and the workers exchange over the socket pairs of
 `ipc/child.py`.
 
 Messages never contain pixels. Pixels are written to the shared arena, at the position that a
@@ -45,7 +45,7 @@ class ServeModel:
     """The first message to the engine after its boot message: the model, the options and the size
     of the arena.
 
-    The front process sends it once it has read the checkpoint's configuration.
+    The front-end process sends it once it has read the checkpoint's configuration.
     """
 
     folder: str
@@ -90,7 +90,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The image's pixels are in the slot that `Output.want` assigned to them. The front process no
+    """The image's pixels are in the slot that `Output.want` assigned to them. The front end no
     longer writes to the slot.
     """
 
@@ -107,7 +107,7 @@ class EmbeddingReady:
     """The slot that `Output.want` assigned contains the image's complete embedding instead of its
     pixels.
 
-    Another server has computed it with an identical vision encoder. The front process no longer
+    Another server has computed it with an identical vision encoder. The front-end process no longer
     writes to the slot.
     """
 
@@ -116,7 +116,7 @@ class EmbeddingReady:
 
 @dataclass(frozen=True, slots=True)
 class PixelsFailed:
-    """The image could not be decoded, or its decoding was cancelled. The front process no longer
+    """The image could not be decoded, or its decoding was cancelled. The front end no longer
     writes to its slot.
 
     If requests still wait for the image, all of them fail with this error.
@@ -212,8 +212,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The progress of start-up. Rank 0 reports it to the engine, which passes it on to the front
-    process.
+    """The progress of start-up. Rank 0 reports it to the engine, which passes it on to the
+    front end.
     """
 
     stage: str  # a description to print
@@ -237,19 +237,19 @@ class MetricValues:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """All updates for the front process from one iteration of the engine loop. Usually most fields
+    """All updates for the front end from one iteration of the engine loop. Usually most fields
     are empty.
     """
 
     deltas: tuple[Delta, ...] = ()
-    # images to decode, each into its slot in the arena. For each, the front answers with
+    # images to decode, each into its slot in the arena. For each, the front end answers with
     # `PixelsReady`, `EmbeddingReady` or `PixelsFailed`.
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
     unwanted: tuple[ImageKey, ...] = ()  # images no longer needed: cancel their decoding
     # images that the vision encoder has encoded: (key, milliseconds, end time), as in
     # `plan.StepResult`
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
-    aliases: Same = ()  # new aliases, which the front may store for later runs
+    aliases: Same = ()  # new aliases, which the front end may store for later runs
 
 
 # ---- engine -> workers, in this order; then plans

@@ -66,7 +66,7 @@ def wait_until_ready(
         while time.monotonic() < deadline:
             if server.poll() is not None:
                 raise StartupError(
-                    f"the server ended with status {server.returncode} before it was ready"
+                    f"the server exited with status {server.returncode} before it was ready"
                 )
             answer = None
             with suppress(httpx.TransportError):
@@ -101,7 +101,7 @@ def free_port(wanted: int = 0) -> int:
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 return int(probe.getsockname()[1])
-    raise StartupError("no free port")
+    raise StartupError("no free port was found for the server")
 
 
 @contextmanager

@@ -20,8 +20,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command`, and that the kernel kills when the calling thread
-    exits.
+    """Return a command that runs `command` in a child of this process. The kernel kills the child
+    when the thread that started it exits.
     """
     return python_command("saccade.ipc.tied", str(os.getpid()), *command)
 

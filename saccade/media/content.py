@@ -1,5 +1,5 @@
 """Computes an image's digest, key, resized size and token count from its encoded bytes and header,
-in the front.
+in the front end.
 
 This module parses no image format, because the bytes may be hostile. An image worker reads the
 header (`media/formats/header.py`) and returns a `Probe`.
@@ -179,10 +179,10 @@ class PixelNames(NamedTuple):
 
 
 def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
-    """Return the hash of a canvas with `frames` images, one below another.
+    """Return the hash of `pixels`, which contain `frames` frames, one below the other.
 
-    Canvases that the vision encoder cannot distinguish get the same hash, such as an image and the
-    same image repeated.
+    Pixels that the vision encoder cannot distinguish get the same hash, for example an image and a
+    pair of equal frames.
     """
     size = len(pixels) // frames
     parts = {blake3(pixels[size * k : size * (k + 1)]).digest(): None for k in range(frames)}

@@ -61,7 +61,7 @@ class MetadataCache(Generic[T]):
         return found
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Return entries on disk, None for each missing one, in one database access."""
+        """Load entries from disk in one database access. Missing entries are None in the result."""
         if self._disk is None:
             return [None] * len(names)
         written = await self._disk.find_all(self._kind, names)
@@ -138,10 +138,10 @@ class FileCache:
             self._same.put(_name(key), image)
 
     async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
-        """Read from disk which images an earlier run of the server found to have the same pixels as
-        these.
+        """Load, from disk, the known duplicates of these images: images that an earlier run of the
+        server found to have the same pixels.
 
-        Each key is looked up once. `take_same` returns the results.
+        Each image is looked up once. Call `take_same` to get the results.
         """
         new = [each.image.key for each in opened if each.image.key not in self._asked]
         if len(self._asked) + len(new) > MAX_CACHED:
@@ -151,7 +151,7 @@ class FileCache:
         self._recalled |= {key: image for key, image in zip(new, found, strict=True) if image}
 
     def take_same(self, images: Sequence[Image]) -> Same:
-        """Remove and return the results of `recall_same` for these images."""
+        """Remove and return the duplicates of these images that `recall_same` has loaded."""
         if not self._recalled:
             return ()
         found = ((image.key, self._recalled.pop(image.key, None)) for image in images)

@@ -46,7 +46,7 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         ...
 
     def begin_reads(self, source: S_contra, reads: Reads) -> None:
-        """Start the reads for a source, and share them with sources of the request that have the
+        """Start to read a source. The reads are shared with sources of the request that have the
         same bytes.
         """
         ...
@@ -63,7 +63,7 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         ...
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return an image's decode jobs in canvas order, or None if its bytes were dropped."""
+        """Return a decode job for each of an image's frames, or None if its bytes were dropped."""
         ...
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs all steps of an image in the front: fetch, hash, read the header, and decode if needed.
+"""Runs all steps of an image in the front end: fetch, hash, read the header, and decode if needed.
 
 open:           URL -> bytes -> digest -> header -> key, size, tokens. Nothing is decoded.
 hold_image:     keep the bytes while a request in flight uses the image.
@@ -234,7 +234,7 @@ class Media:
         self._spent.setdefault(opened.image.key, Spent())
 
     def release_image(self, opened: OpenedImage) -> None:
-        """Undo one call of `hold_image`, when its request has ended."""
+        """Release an image's bytes, unless another call of `hold_image` still keeps them."""
         key = opened.image.key
         self._held[key].remove(opened)
         if not self._held[key]:
@@ -327,7 +327,7 @@ class Media:
 
     @property
     def prints(self) -> PixelPrints:
-        """The pixel fingerprints of images. Fingerprints are computed once this was accessed."""
+        """The pixel fingerprints of images. None are computed before this is first accessed."""
         if self._prints is None:
             from saccade.media.pixel_prints import PixelPrints
 

@@ -53,7 +53,7 @@ class MetadataStore:
         return found
 
     async def find_all(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the bytes of each entry, None for each missing one, in one database access."""
+        """Return the bytes of each entry, with None for missing ones, in one database access."""
         if self._folder is None or not names:
             return [None] * len(names)
 

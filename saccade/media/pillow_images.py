@@ -1,6 +1,6 @@
 """Converts Pillow images to RGB pixels.
 
-The front of a server never imports this module, because it receives encoded bytes, and image
+The front end of a server never imports this module, because it receives encoded bytes, and image
 workers decode them.
 """
 

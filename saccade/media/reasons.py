@@ -1,7 +1,7 @@
 """Error messages for media that cannot be read: fixed sentences with placeholders for numbers.
 
 Hostile bytes may take control of an image worker. So a worker sends only the name of a sentence and
-its numbers, and the front formats the message.
+its numbers, and the front end formats the message.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _SENTENCES = _NO_IMAGE | _BAD_HEADER | _IMAGE | _VIDEO | _PIXELS | _DOCUMENT
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why bytes were rejected, as the name of a sentence and the numbers for its placeholders."""
+    """Why bytes were rejected: an error message's name, and the numbers for its placeholders."""
 
     name: str
     numbers: tuple[int | float, ...] = ()

@@ -111,8 +111,8 @@ def read_adapter(
             if module not in modules:
                 raise CheckpointError(
                     f"{path}: {match['module']} does not support adapters: only linear layers of "
-                    "the language model and of the vision encoder do, except for the embeddings, "
-                    "the head, routers and experts"
+                    "the language model and of the vision encoder do, but not the embeddings, the "
+                    "head, routers and experts"
                 )
             halves.setdefault(module, {})[match["half"]] = name
         if not halves:
@@ -209,7 +209,7 @@ def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, Store
     file.seek(0)
     data = file.read(size)
     if len(data) != size or not data.startswith(header):
-        raise CheckpointError(f"{path} changes while it is read")
+        raise CheckpointError(f"{path} was changed while it was read")
     return data
 
 
@@ -222,7 +222,7 @@ def _config(path: Path, config_json: bytes) -> AdapterConfig:
     for name in _unsupported(fields, config):
         raise CheckpointError(f"{path}: {name} is not supported")
     if not (0 < config.rank <= MAX_RANK and math.isfinite(config.alpha)):
-        raise CheckpointError(f"{path}: r is {config.rank}; it may be from 1 to {MAX_RANK}")
+        raise CheckpointError(f"{path}: r must be from 1 to {MAX_RANK}, not {config.rank}")
     return config
 
 
@@ -245,7 +245,7 @@ def _check_shapes(
     a, b = halves["A"].shape, halves["B"].shape
     rank = a[0] if len(a) == 2 else 0
     if not 0 < rank <= MAX_RANK:
-        raise CheckpointError(f"{path}: {name} has rank {rank}; it may be from 1 to {MAX_RANK}")
+        raise CheckpointError(f"{path}: {name}: the rank must be from 1 to {MAX_RANK}, not {rank}")
     if (a, b) != ((rank, shape[1]), (shape[0], rank)):
         raise CheckpointError(
             f"{path}: {name}: lora_A {list(a)} and lora_B {list(b)} do not fit the "

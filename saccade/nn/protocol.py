@@ -242,7 +242,10 @@ class VisionNet(Protocol):
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Return the rows [N, hidden] of an image's canvas, uint8 [H, W, 3], on the device."""
+        """Return the embeddings of an image's N patches, [N, hidden], as input for `blocks`.
+
+        pixels: the resized image, uint8 [H, W, 3], on the encoder's device.
+        """
         ...
 
     def blocks(self, pack: Pack) -> Pieces:

@@ -1,4 +1,4 @@
-"""Functions that decide when and why generation ends, build the deltas sent to the front, and
+"""Functions that decide when and why generation ends, build the deltas sent to the front end, and
 reject requests that can never run.
 """
 

@@ -301,10 +301,11 @@ def splices(
     row: int,
     shared: Mapping[ImageKey, ImageKey] = NOTHING_SHARED,
 ) -> list[Splice]:
-    """Return the splices (see `Splice`) for the images in tokens `[start, end)`.
+    """Return the `Splice`s that put image embeddings into the batch rows of tokens `[start, end)`.
 
     row: the batch row of token `start`.
-    shared: as in `PromptImages`.
+    shared: maps the key of an image in the request to the key of the image with the same pixels
+        whose embedding is used instead.
     """
     return [
         Splice(row + position, length, shared.get(key, key), offset)

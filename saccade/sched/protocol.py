@@ -64,14 +64,14 @@ class Scheduler(Protocol):
     def pixels_ready(
         self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
     ) -> list[Delta]:
-        """Record that the front has decoded an image into the slot from `Notices.want`.
+        """Record that the front end has decoded an image into the slot from `Notices.want`.
 
         pixels, tiles: as in `PixelsReady`.
         """
         ...
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that needs this image, which the front could not decode."""
+        """End every request that needs this image, which the front end could not decode."""
         ...
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
@@ -91,7 +91,7 @@ class Scheduler(Protocol):
         ...
 
     def take_notices(self) -> Notices:
-        """Return the updates for the front since the last call, and clear them."""
+        """Return the updates for the front end since the last call, and clear them."""
         ...
 
     def plan(self) -> Plan:
@@ -103,5 +103,5 @@ class Scheduler(Protocol):
         ...
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Apply the result of the oldest plan in flight, and return the deltas for the front."""
+        """Apply the result of the oldest plan in flight, and return the front end's deltas."""
         ...

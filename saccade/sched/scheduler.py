@@ -212,7 +212,7 @@ class GenerationScheduler:
     def pixels_ready(
         self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
     ) -> list[Delta]:
-        """Record that the front has decoded an image into the slot from `Notices.want`.
+        """Record that the front end has decoded an image into the slot from `Notices.want`.
 
         pixels, tiles: as in `PixelsReady`.
         """
@@ -225,7 +225,7 @@ class GenerationScheduler:
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that needs this image, which the front could not decode."""
+        """End every request that needs this image, which the front end could not decode."""
         needy = [
             sequence
             for sequence in self.image_scheduler.pixels_failed(key)
@@ -277,7 +277,7 @@ class GenerationScheduler:
             metrics.set_all("saccade_adapter_requests", Counter(names), state=state)
 
     def take_notices(self) -> Notices:
-        """Return the updates for the front since the last call, and clear them."""
+        """Return the updates for the front end since the last call, and clear them."""
         return self.image_scheduler.take_notices()
 
     # ---- plan
@@ -649,7 +649,7 @@ class GenerationScheduler:
     # ---- apply
 
     def apply(self, result: StepResult) -> list[Delta]:
-        """Apply the result of the oldest plan in flight, and return the deltas for the front.
+        """Apply the result of the oldest plan in flight, and return the deltas for the front end.
 
         Ignores rows whose sequences have ended or were preempted after the plan was made. Workers
         execute plans in order, so results arrive in order.

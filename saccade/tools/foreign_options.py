@@ -54,7 +54,9 @@ def _image_limit(value: str) -> str:
     except ValueError:
         limits = {}
     if (images := limits.get("image")) is None:
-        raise ConfigError(f"--limit-mm-per-prompt {value}: only a limit on images exists: image=8")
+        raise ConfigError(
+            f"--limit-mm-per-prompt {value}: only images can be limited, as in image=8"
+        )
     return str(images["count"] if isinstance(images, dict) else images)
 
 
@@ -280,5 +282,5 @@ def _ours(name: str, foreign: Foreign, value: str, note: Callable[[str], None]) 
     if foreign.instead:
         raise ConfigError(f"{name}: use {foreign.instead.replace('{}', value or 'VALUE')}")
     if not value and foreign.takes != "nothing":
-        raise ConfigError(f"{name}: needs a value")
+        raise ConfigError(f"{name} requires a value")
     yield from (each.replace("{}", value) for each in foreign.ours)

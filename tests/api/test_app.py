@@ -684,7 +684,7 @@ def test_a_request_carries_its_grammar_to_the_engine(served: Served) -> None:
 def test_the_engine_hears_whether_somebody_reads_along(
     served: Served, path: str, more: dict[str, Any], streamed: bool
 ) -> None:
-    """Where the front may see the end first, it hears of each token."""
+    """Where the front end may see the end first, it hears of each token."""
     if path == "/v1/messages" and "stop" in more:
         more = {"stop_sequences": more["stop"]}
     body = {"model": "demo", "messages": HI, "max_tokens": 5, **more}

@@ -172,7 +172,7 @@ def test_the_questions_of_decisions_are_bounded_together(
     error = refused.json()["error"]
     assert (error["param"], error["code"]) == ("questions", "too_many_tokens")
     told = re.fullmatch(
-        r"questions: the first (\d) of 7 have (\d+) tokens; all together may have 100: .*",
+        r"questions: the first (\d) of 7 have (\d+) tokens; the limit for all is 100: .*",
         error["message"],
     )
     assert told and 1 < int(told[1]) < 7 and 100 < int(told[2]) < 200

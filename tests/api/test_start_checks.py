@@ -60,7 +60,7 @@ def test_an_adapter_has_another_name_than_the_model() -> None:
 
 
 async def test_attention_by_a_gpu_is_checked_by_the_engine() -> None:
-    """The front sees no device: FlashAttention-3 used to be refused on every GPU."""
+    """The front end sees no device: FlashAttention-3 used to be refused on every GPU."""
     options = ServeOptions(extras=(CudaSettings("fa3"),))
     front = assemble.build_front(str(FOLDER), options)
     await front.stop()

@@ -160,7 +160,7 @@ def test_a_child_dies_with_its_parent_however_that_went() -> None:
 def test_a_module_that_does_not_start_has_ended_with_its_status() -> None:
     child = Child.spawn("tests.core.no_such_module", Greeting("x" * 10_000_000, 0))
     assert child.wait_sync(10.0) == 1
-    assert child.ending == "ended with status 1"
+    assert child.ending == "exited with status 1"
     child.release()
 
 

@@ -458,7 +458,7 @@ def test_a_size_that_cannot_be_read_is_no_part_of_a_folders_name(
 ) -> None:
     kind: Any = FileOptions if option == "--files-dir" else TierOptions
     field = option.removeprefix("--").replace("-", "_")
-    with pytest.raises(ConfigError, match=f"^{option} .*expected a size in MiB, GiB or TiB"):
+    with pytest.raises(ConfigError, match=f"^{option} .*the size must be in MiB, GiB or TiB"):
         kind(**{field: f"{tmp_path}:{size}"})
     assert not list(tmp_path.parent.glob(f"{tmp_path.name}:*"))
 

@@ -66,6 +66,6 @@ def test_a_server_that_does_neither_is_given_up_with_what_to_type() -> None:
 def test_a_server_that_ended_is_not_waited_for() -> None:
     with (
         started(before="sys.exit(3)") as (address, process),
-        pytest.raises(StartupError, match="ended with status 3"),
+        pytest.raises(StartupError, match="exited with status 3"),
     ):
         wait_until_ready(address, process)

@@ -135,7 +135,7 @@ def test_openais_sdk_is_answered(server: Server) -> None:
         (
             {"questions": [{**QUESTIONS[1], "choices": [{"value": "a"}] * 2}]},
             "questions[0].choices",
-            "two of them are equal",
+            "the entries must differ",
         ),
         ({"input": []}, "input", "empty"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "earlier responses"),

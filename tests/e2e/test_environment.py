@@ -30,7 +30,7 @@ def environment_of(process: psutil.Process) -> bytes:
 def test_no_process_of_a_server_has_a_key_in_its_environment(
     checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What others have put there for their own programs: none but the front has it."""
+    """What others have put there for their own programs: none but the front end has it."""
     for name, value in (SECRETS | OF_OTHERS).items():
         monkeypatch.setenv(name, value)
     with serving(checkpoint("qwen3_vl"), tmp_path) as server:

@@ -189,7 +189,7 @@ SYSTEM = [{"role": "system", "content": "Find."}, user(image_part(PAGES[0]))]
         ("/v2/embed", {"images": [png_url(PAGES[0])]}, "model", "use /v1/embeddings"),
         ("/rerank", {"query": "a", "documents": ["b"]}, "documents[0]", "send an image"),
         ("/score", {"text_1": "a", "text_2": ["b"]}, "text_2[0]", "send an image"),
-        ("/rerank", {"query": "", "documents": [content(PAGES[0])]}, "query", "is empty"),
+        ("/rerank", {"query": "", "documents": [content(PAGES[0])]}, "query", "must not be empty"),
     ],
 )
 def test_what_the_model_was_not_trained_for_is_refused_by_name(

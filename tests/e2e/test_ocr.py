@@ -167,5 +167,5 @@ def test_the_command_serves_a_model_itself_and_leaves_nothing(model: Path, tmp_p
     assert done.returncode == 0, done.stderr
     assert output.read_text().startswith("<!-- a.png -->\n")
     gone = ocr(image, "--model", tmp_path / "nothing")
-    assert gone.returncode == 1 and "the server ended with status 1" in gone.stderr
+    assert gone.returncode == 1 and "the server exited with status 1" in gone.stderr
     assert "nothing" in gone.stderr and gone.stdout == ""

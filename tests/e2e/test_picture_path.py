@@ -183,11 +183,11 @@ def test_a_picture_a_round_is_decoded_encoded_and_shipped_once(server: Server) -
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc")
 def test_the_memory_of_a_request_with_seen_pictures_serves_the_next(server: Server) -> None:
-    """Fresh pages cost the front as much as all else that a seen picture asks of it."""
+    """Fresh pages cost the front end as much as all else that a seen picture asks of it."""
     pictures = [image(png() + bytes(400_000)) for _ in range(12)]
 
     def fresh() -> int:
-        """The pages that the system has given the front so far."""
+        """The pages that the system has given the front end so far."""
         stat = Path(f"/proc/{server.process.pid}/stat").read_text()
         return int(stat.rpartition(")")[2].split()[7])
 

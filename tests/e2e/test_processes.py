@@ -98,8 +98,8 @@ def has_torch(process: psutil.Process) -> bool:
     return any("libtorch" in region.path for region in process.memory_maps())
 
 
-# By default the engine's and the front's death are those of test_picture_path.py, a rank's that of
-# parallel/test_workers.py.
+# By default the engine's and the front end's death are those of test_picture_path.py, a rank's that
+# of parallel/test_workers.py.
 @pytest.mark.parametrize(
     ("module", "place", "ranks", "reason"),
     [
@@ -162,7 +162,7 @@ def test_only_workers_have_loaded_torch(server: Server) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="/proc of image workers is root's")
 def test_no_process_of_a_server_has_a_key_in_its_environment(server: Server) -> None:
-    """What others have put there for their own programs: none but the front has it."""
+    """What others have put there for their own programs: none but the front end has it."""
     front = psutil.Process(server.process.pid)
     # engine, worker, and of images two fork servers, supervisors and workers
     children = children_of(front, 7)

@@ -234,9 +234,9 @@ def test_coheres_embed_is_spoken(embedder: Server, author: Author) -> None:
             "input",
             "100000 entries; the limit is 2048",
         ),
-        ("/v1/embeddings", {"input": []}, "input", "the list is empty"),
-        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]", "the text is empty"),
-        ("/v1/embeddings", {"input": [[1, 2], []]}, "input[1]", "the list is empty"),
+        ("/v1/embeddings", {"input": []}, "input", "the list must have at least one entry"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]", "the text must not be empty"),
+        ("/v1/embeddings", {"input": [[1, 2], []]}, "input[1]", "must have at least one entry"),
         ("/v1/embeddings", {"input": [[1, 2], [3, 600]]}, "input[1]", "token 600 is not below"),
         ("/v1/embeddings", {"input": [[1], ["a"]]}, "input[1][0]", "expected"),
         ("/v1/embeddings", {"input": ["a", 5]}, "input[1]", "expected"),
@@ -253,7 +253,7 @@ def test_coheres_embed_is_spoken(embedder: Server, author: Author) -> None:
             "user's message",
         ),
         ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types", "float"),
-        ("/v2/embed", {}, "inputs", "expected one of texts, images and inputs"),
+        ("/v2/embed", {}, "inputs", "send exactly one of texts, images and inputs"),
         ("/rerank", {"query": "a", "documents": ["b"]}, "model", "Qwen3-VL-Reranker"),
     ],
 )
@@ -295,7 +295,7 @@ def test_ranks_are_those_of_the_reference(ranker: Server, judge: Author) -> None
     found = [each["score"] for each in ranker.post("/v1/score", pairs)["data"]]
     assert found[1] == pytest.approx(judge.score((TEXTS[1],), (TEXTS[3],)), abs=1e-4)
     error = ranker.post("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, 400)["error"]
-    assert "2 queries and 1 documents" in error["message"]
+    assert "2 queries do not match 1 documents" in error["message"]
 
 
 def test_a_page_is_encoded_once_for_all_queries(ranker: Server) -> None:

@@ -22,7 +22,7 @@ TOKENS = 100
 ENDLESS = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
 PER_TOKEN = {"front": 0.25, "saccade.engine.main": 2, "saccade.runtime.process": 0.5}
 """Wake-ups that a token may cost a process: the engine's are for a result, and for what it sends.
-The front hears of 16 at once, as nobody reads along, and the model is told of 8 at once.
+The front end hears of 16 at once, as nobody reads along, and the model is told of 8 at once.
 """
 PER_SECOND = 60
 """Wake-ups by clocks: signs of life, deadlines, uvicorn's ten looks a second."""

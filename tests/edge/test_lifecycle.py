@@ -417,7 +417,7 @@ def test_a_bug_in_the_news_ends_every_request_instead_of_leaving_it_hanging(
         served.on_loop(served.engine.say_nonsense)
         assert running.result().status_code == 503
         assert served.http.get("/health").json()["status"] == "failed"
-    assert "the front failed" in caplog.text
+    assert "the front end failed" in caplog.text
 
 
 def test_a_bug_in_one_answers_text_ends_that_answer_only(

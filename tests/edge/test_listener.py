@@ -102,7 +102,7 @@ def test_without_a_descriptor_those_who_wait_are_accepted_later(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             served.close()
         assert {record.getMessage() for record in caplog.records} == {
-            "no connection can be accepted: [Errno 24] Too many open files"
+            "new connections cannot be accepted: [Errno 24] Too many open files"
         }
 
     with ExitStack() as stack:

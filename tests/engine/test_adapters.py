@@ -293,7 +293,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "another kind": ({"peft_type": "LOHA"}, "peft_type 'LOHA'"),
     "by module": ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
     "unknown": ({"use_something_new": 3}, "use_something_new"),
-    "rank": ({"r": 257}, "r is 257; it may be from 1 to 256"),
+    "rank": ({"r": 257}, "r must be from 1 to 256, not 257"),
     "no rank": ({"r": None}, "r"),
 }
 
@@ -345,7 +345,7 @@ def test_a_damaged_file_is_refused_and_changes_nothing(
     (folder / "adapter_model.safetensors").unlink()
     assert "No such file" in engine.load("a", folder).error
     os.mkfifo(folder / "adapter_model.safetensors")
-    assert "is not a file" in engine.load("a", folder).error
+    assert "is not a regular file" in engine.load("a", folder).error
     (folder / "adapter_model.safetensors").unlink()
     (folder / "adapter_model.bin").write_bytes(whole)
     assert "may contain code" in engine.load("a", folder).error

@@ -1,5 +1,5 @@
-"""A test double of the engine: it speaks the front's message protocol in-process and answers with
-tokens that a test chooses.
+"""A test double of the engine: it speaks the front end's message protocol in-process and answers
+with tokens that a test chooses.
 
 It is honest about the protocol (one final delta per request, pixels asked for before they are used,
 slots given back) and about

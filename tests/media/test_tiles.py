@@ -1,4 +1,4 @@
-"""Tiles as the front knows them: what is named alike, and what a tile shows of its image."""
+"""Tiles as the front end knows them: what is named alike, and what a tile shows of its image."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A worker without tensors that checks every plan as it executes it, and the front that answers for
-pixels.
+"""A worker without tensors that checks every plan as it executes it, and the front end that answers
+for pixels.
 
 KV contents are digests of everything that decided them (salt, and every token or picture row up to
 there), so that a wrong prefix hit, a page that is reused too early or a wrong splice is found at
@@ -453,7 +453,7 @@ class Worker:
         assert self.pixels.get(slot.offset) == (slot, key), "the slot holds something else"
 
     def write(self, slot: PixelSlot, key: ImageKey) -> None:
-        """The front writes pixels."""
+        """The front end writes pixels."""
         for other in [other for other, _ in self.pixels.values()]:
             if (
                 other.offset < slot.offset + slot.nbytes

@@ -165,9 +165,9 @@ def test_a_pasted_option_has_its_value(typed: str, expected: Mapping[str, Any]) 
         ("--base-gpu-id 3", "CUDA_VISIBLE_DEVICES=3 saccade serve"),
         ("--base-gpu-id=3 --tp 2", "CUDA_VISIBLE_DEVICES=3 saccade serve"),
         ("--dp", "saccade route"),
-        ("--limit-mm-per-prompt audio=1", "only a limit on images"),
-        ("--limit-mm-per-prompt nothing", "only a limit on images"),
-        ("--tp", "--tp: needs a value"),
+        ("--limit-mm-per-prompt audio=1", "only images can be limited"),
+        ("--limit-mm-per-prompt nothing", "only images can be limited"),
+        ("--tp", "--tp requires a value"),
     ],
 )
 def test_an_option_without_a_counterpart_says_what_to_use(typed: str, words: str) -> None:

@@ -25,8 +25,8 @@ class Cost:
 
     cpu, memory_before, memory: CPU seconds, and initial and maximum resident memory (MB), by role.
     health: maximum latency of /health in seconds.
-    stretch: maximum CPU seconds of the front's event loop during one /health request, which does
-        not depend on the load of other processes.
+    stretch: maximum CPU seconds of the front end's event loop during one /health request, which
+        does not depend on the load of other processes.
     healths, failures: number of requests to /health, and of those that failed.
     """
 

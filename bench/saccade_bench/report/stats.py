@@ -315,7 +315,7 @@ def split(trace: dict[str, Any], seen: float) -> tuple[float, ...]:
     """Divide a request's `seen` ms among STAGES. Its images are processed concurrently, so that
     only the slowest one counts.
 
-    prepare: the front's time except for the slowest image's fetch and digest.
+    prepare: the front end's time except for the slowest image's fetch and digest.
     prefill: from the end of encoding to the first token (earlier chunks overlap with encoding).
     network: the client's time beyond the server's own total.
     """

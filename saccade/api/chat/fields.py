@@ -380,7 +380,9 @@ def count_likeliest(fields: LikeliestTokens, asked: bool, switch: str) -> int:
     not, but `top_logprobs` is set, raise InvalidRequest.
     """
     if fields.top_logprobs and not asked:
-        raise InvalidRequest(f"top_logprobs needs {switch}", "top_logprobs")
+        raise InvalidRequest(
+            f"top_logprobs requires {switch}: set it, or omit top_logprobs", "top_logprobs"
+        )
     return fields.top_logprobs or 0
 
 

@@ -81,7 +81,7 @@ def read_tokenize(
     requests = completion_requests(text.request, context_length)
     if len(requests) > 1:
         raise InvalidRequest(
-            f"prompt: {len(requests)} prompts; this endpoint accepts one", "prompt"
+            f"prompt: this endpoint accepts one prompt, got {len(requests)}", "prompt"
         )
     return requests[0], text.request.reply, text.counting
 
@@ -141,7 +141,7 @@ def _read_conversation(conversation: Conversation, reply: Reply, context_length:
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
-            "add_generation_prompt and continue_final_message are mutually exclusive",
+            "add_generation_prompt and continue_final_message are mutually exclusive: set only one",
             "continue_final_message",
         )
     check_lengths(conversation.messages, context_length, "messages")
@@ -180,7 +180,8 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
         return {}
     if ending.max_tokens not in (None, given):
         raise InvalidRequest(
-            "max_tokens and max_completion_tokens differ: send one of them", "max_completion_tokens"
+            "max_tokens and max_completion_tokens have different values: send one",
+            "max_completion_tokens",
         )
     return {"max_tokens": given}
 
@@ -221,7 +222,7 @@ def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
     """
     if scored and reply.stream:
         raise InvalidRequest(
-            "prompt_logprobs, or echo with logprobs: not available in a stream: omit stream",
+            "log-probabilities of the prompt are not available in a stream: omit stream",
             "echo" if echo else "prompt_logprobs",
             "unsupported_parameter",
         )
@@ -244,7 +245,7 @@ def _prompts(
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise InvalidRequest("prompt: the list is empty", "prompt")
+        raise InvalidRequest("prompt: the list must have at least one entry", "prompt")
     if isinstance(prompt[0], int):
         return [_tokens(prompt, context_length)]
     if len(prompt) * n > MAX_CHOICES:
@@ -265,7 +266,9 @@ def _tokens(prompt: Sequence[object], context_length: int) -> tuple[int, ...]:
         raise too_long("prompt", f"{len(prompt)} tokens", context_length)
     tokens = tuple(each for each in prompt if isinstance(each, int))
     if len(tokens) != len(prompt):
-        raise InvalidRequest("prompt: token ids and texts are mixed in one list", "prompt")
+        raise InvalidRequest(
+            "prompt: a list must contain either token ids or strings, not both", "prompt"
+        )
     return tokens
 
 

@@ -29,7 +29,7 @@ _DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class ImageChange:
-    """How an image differs from the images before it."""
+    """How an image differs from earlier images of the conversation."""
 
     share: float | None = None  # fraction of the squares that differ from the previous image
     same_as: str | None = None  # path of the latest earlier image with identical pixels

@@ -323,7 +323,7 @@ def check_halves(vision: Section, name: str, hidden: int, heads: int) -> None:
 def check_channels(vision: Section) -> None:
     """Raise CheckpointError unless images have three channels."""
     if vision.integer("num_channels", default=3) != 3:
-        raise CheckpointError(f"{vision.where}: num_channels must be 3")
+        raise CheckpointError(f"{vision.where}: num_channels must be 3 (RGB)")
 
 
 def check_heads(section: Section, hidden: int, heads: int) -> None:

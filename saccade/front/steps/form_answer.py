@@ -88,7 +88,9 @@ def _check_without_calls(request: GenerationRequest) -> None:
             "unsupported_parameter",
         )
     if tools.held:
-        raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+        raise InvalidRequest(
+            "tool_choice requires tools: send tools, or omit tool_choice", "tool_choice"
+        )
 
 
 def _without_grammars(request: GenerationRequest) -> InvalidRequest:
@@ -100,7 +102,7 @@ def _without_grammars(request: GenerationRequest) -> InvalidRequest:
     else:
         param = "tool_choice"
     return InvalidRequest(
-        f"{param}: structured outputs are not installed on this server: omit it, and describe the "
+        f"{param}: structured output is not installed on this server: omit it, and describe the "
         "format in the prompt",
         param,
         "unsupported_parameter",

@@ -114,7 +114,9 @@ class LimitAnswer:
         Raises InvalidRequest if the prompt is empty or leaves no space for an answer.
         """
         if not prompt_tokens:
-            raise InvalidRequest("the prompt is empty", request.names["prompt"])
+            raise InvalidRequest(
+                "the prompt has no tokens: send a text or an image", request.names["prompt"]
+            )
         left = context_length - prompt_tokens
         if left < 1:
             chat = isinstance(request.prompt, Chat)

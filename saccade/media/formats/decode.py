@@ -379,10 +379,7 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
 
 
 def _narrow(part: Resizing) -> Pixels:
-    """Return the array for the first resizing pass of a part.
-
-    It has the final width and the height of the box.
-    """
+    """Allocate the array for the first resizing pass of a part, which changes only the width."""
     height, width, _ = part.pixels.shape
     rows = part.box.bottom - part.box.top
     return part.pixels if height == rows else np.empty((rows, width, 3), np.uint8)

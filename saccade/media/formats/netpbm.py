@@ -55,7 +55,7 @@ def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
 
 
 def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
-    """Return the digits 0 and 1 in `text`, with or without spaces between them. Raises
+    """Parse the digits 0 and 1 in `text`, with or without spaces between them. Raises
     ValueError.
     """
     digits = COMMENT.sub(b"", bytes(text)).translate(None, SPACES)
@@ -81,9 +81,9 @@ def _read_numbers(
         words = numbers[at:end].split(None, count - done)[: count - done]
         found = np.fromstring(b" ".join(words), np.int64, sep=" ")
         if len(found) and not 0 <= found.min() <= found.max() < len(scale):
-            raise ValueError(f"it has values beyond 0 to {len(scale) - 1}")
+            raise ValueError(f"its values must be from 0 to {len(scale) - 1}")
         values[done : done + len(found)] = scale[found]
         done, at = done + len(found), end
     if done < count:
-        raise ValueError(f"it is cut short: it has {done} of {count} values")
+        raise ValueError(f"it is truncated: it has {done} of {count} values")
     return values

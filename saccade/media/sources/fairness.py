@@ -42,7 +42,7 @@ class MemoryBudget(Protocol):
 
 
 class Boundless:
-    """A `MemoryBudget` without a limit."""
+    """Implements `MemoryBudget` without a limit."""
 
     def reserve(self, nbytes: int) -> None:
         pass

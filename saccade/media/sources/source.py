@@ -168,8 +168,8 @@ def comes_along(url: Address) -> bool:
 
 
 def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
-    """Return the sources with smaller budgets if the model shrinks images in prompts with this
-    many.
+    """Return the sources, with lower pixel limits if the model shrinks images in prompts with this
+    many images.
     """
     if bounds.cut is None:
         return sources

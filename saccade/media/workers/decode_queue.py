@@ -89,7 +89,7 @@ class Job:
     frame: int | None = None  # index of the frame in a video
     tenant: str = ""
     region: Box | None = None  # the part of the upright image to resize
-    returned: bool = False  # whether the pixels are returned to the front
+    returned: bool = False  # whether the pixels are returned to the front end
 
     @property
     def name(self) -> tuple[str, bytes]:

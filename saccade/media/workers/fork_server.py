@@ -1,4 +1,5 @@
-"""The front's side of fork servers. Supervisors and image workers are forked from these processes.
+"""The front end's side of fork servers. Supervisors and image workers are forked from these
+processes.
 
 A fork server is started with the first supervisor at the latest, and restarted after it has exited.
 It has loaded the workers' libraries but does not map an arena. So more than one `WorkerSlots`, on
@@ -23,12 +24,12 @@ from saccade.ipc.environment import image_environment
 from saccade.media.workers.orders import EXIT_STATUS, Boot, SupervisorOptions
 
 SUPERVISOR = f"{__package__}.supervisor"
-"""The module that the process runs. The front does not import it."""
+"""The module that the process runs. The front end does not import it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SupervisorLink:
-    """The front's connection to a supervisor."""
+    """The front end's connection to a supervisor."""
 
     socket: socket.socket
     lifeline: int  # read end of a pipe that is closed when the supervisor and its workers exited

@@ -204,7 +204,7 @@ class HeaderPool:
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, readings: list[Reading]) -> None:
-        """Read headers on the worker. Queue those again that it did not reach."""
+        """Read headers on the worker. If it fails, queue the headers it has not read again."""
         read = 0
         try:
             tenant = readings[0].requester.tenant
@@ -223,12 +223,12 @@ class HeaderPool:
                 self._refuse(readings[read], Reason("header time"))
                 read += 1
             else:
-                read += self._try_again(readings[read], EngineUnavailable(NO_TIME))
+                read += self._out_of_tries(readings[read], EngineUnavailable(NO_TIME))
         except WorkerLost as lost:
             if lost.late:
                 self._refuse(readings[read], Reason("header time"))
                 read += 1
-            elif self._try_again(readings[read], None):
+            elif self._out_of_tries(readings[read], None):
                 self._refuse(readings[read], Reason("header crash"), lost.signal)
                 read += 1
         except EngineUnavailable as refused:
@@ -238,10 +238,10 @@ class HeaderPool:
         for reading in reversed(readings[read:]):
             self._turns.put_back(reading)
 
-    def _try_again(self, reading: Reading, error: Exception | None) -> bool:
-        """Count a lost worker. Return True if all tries are used up.
+    def _out_of_tries(self, reading: Reading, error: Exception | None) -> bool:
+        """Count one more failed try, and return True if no try is left.
 
-        In this case the reading fails with `error`, if there is one.
+        error: the exception to set on the reading if no try is left. None sets none.
         """
         reading.tries += 1
         if reading.tries < TRIES:

@@ -1,4 +1,4 @@
-"""The messages between the front, the supervisors and the image workers: orders and their
+"""The messages between the front end, the supervisors and the image workers: orders and their
 answers.
 """
 
@@ -31,11 +31,11 @@ OUTBOX_SPARE = 1 << 20
 """An outbox is this much larger than the arena, because targets are aligned to `OUTBOX_STEP`."""
 OUTBOX_STEP = 64
 TO_FRONT = -1
-"""A target's offset if its pixels are returned to the front instead of being written to the arena.
-The supervisor writes them to the worker's inbox, after the encoded image.
+"""A target's offset if its pixels are returned to the front end instead of being written to the
+arena. The supervisor writes them to the worker's inbox, after the encoded image.
 """
 MAX_RETURNED = 64 << 20
-"""Maximum bytes of pixels that one order can return to the front."""
+"""Maximum bytes of pixels that one order can return to the front end."""
 
 SIZES_HEAD_BYTES, SIZE_BYTES = 64, 18
 """Outbox bytes for a document's page sizes: the msgpack header, and the two numbers of each page.
@@ -225,7 +225,7 @@ class Decoded:
     """The answer to a `Decode` order that has finished.
 
     A worker sends it once the pixels are in its outbox. The supervisor copies them into the arena
-    before it forwards the answer to the front.
+    before it forwards the answer to the front end.
     """
 
     worker: int

@@ -59,7 +59,7 @@ class Decoding:
     done: asyncio.Future[None]
     tries: int = 0  # how many workers exited while decoding it
     batch: DecodeBatch | None = None  # `None` while the job waits
-    pixels: bytes = b""  # the result, if the job returns pixels to the front
+    pixels: bytes = b""  # the result, if the job returns pixels to the front end
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +148,7 @@ class DecodePool:
             work.done.cancel()
 
     def settle(self, unsettled: str, tenant: str) -> None:
-        """Assign workers that hold bytes of an unsettled tenant to `tenant`, which is now known."""
+        """Assign the workers and bytes of the placeholder `unsettled` to `tenant`, now known."""
         self.headers.slots.settle(unsettled, tenant)
         self._decoders.settle(unsettled, tenant)
 
@@ -156,7 +156,7 @@ class DecodePool:
         """Raise ImageError for bytes that have crashed a worker."""
         self._refused.check(tenant, digest)
 
-    # ---- called by the front
+    # ---- called by the front end
 
     async def decode(self, job: Job, offset: int = TO_FRONT) -> bytes:
         """Decode `job` to `offset` in the arena and return b"".
@@ -304,7 +304,8 @@ class DecodePool:
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
         """Handle a worker that exceeded the time limit.
 
-        Returns the error for the image's calls, or None if these were handled otherwise.
+        Returns the error for the image's calls if its decoding is too slow. Returns None if the
+        calls were queued again, or failed because the machine is too busy.
 
         cpu: the CPU time that the worker used, in seconds.
         """

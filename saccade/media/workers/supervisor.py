@@ -1,5 +1,5 @@
 """Runs fork servers and supervisors, which fork image workers, and pass messages between the
-workers and the front.
+workers and the front end.
 
 `media/workers/fork_server.py` starts this module as a process. It is a fork server: it loads the
 workers' libraries and forks supervisors, which fork the workers. So the libraries need not be
@@ -15,7 +15,7 @@ in the supervisor's own memory.
 
 A supervisor never parses images and does not trust workers. The size of messages is limited, and it
 never blocks to wait for the rest of a message. Encoded bytes are in memory files (inboxes), one per
-worker, which the front fills.
+worker, which the front end fills.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class ImageWorker:
-    """What the supervisor knows about a worker process."""
+    """The supervisor's record of one worker process."""
 
     number: int
     pid: int
@@ -194,7 +194,7 @@ class ImageWorker:
 
 
 class Supervisor:
-    """Forks and replaces workers, and passes messages between them and the front."""
+    """Forks and replaces workers, and passes messages between them and the front end."""
 
     def __init__(self, files: SupervisorFiles) -> None:
         self._files = files
@@ -238,11 +238,11 @@ class Supervisor:
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def run(self) -> None:
-        """Pass messages until the front disconnects, then kill all workers."""
+        """Pass messages until the front end disconnects, then kill all workers."""
         with contextlib.suppress(Disconnected):
             while True:
                 events = self._selector.select(self._patience())
-                # The front first: once it has disconnected, no worker needs to have started.
+                # The front end first: once it has disconnected, no worker needs to have started.
                 for key, _ in sorted(events, key=lambda event: event[0].data is not None):
                     if key.data is None:
                         self._pass_on(self._front.receive())
@@ -358,7 +358,7 @@ class Supervisor:
         self._front.send(answer)
 
     def _deliver(self, worker: ImageWorker) -> None:
-        """Copy a worker's pixels into the arena, or into its inbox if the front wants them."""
+        """Copy a worker's pixels into the arena, or into its inbox if the front end wants them."""
         assert isinstance(worker.order, Decode)
         assert worker.outbox is not None
         assert self._arena is not None
@@ -371,7 +371,7 @@ class Supervisor:
             self._arena[offset : offset + nbytes] = made[start : start + nbytes]
 
     def _deliver_piece(self, worker: ImageWorker, answer: DocumentPiece) -> None:
-        """Copy one result of a document into the worker's inbox, where the front reads it."""
+        """Copy one result of a document into the worker's inbox, where the front end reads it."""
         assert isinstance(worker.order, ReadDocument)
         start = worker.order.outbox[answer.place]
         self._return(worker, worker.order, start, start + answer.nbytes)
@@ -399,7 +399,7 @@ class Supervisor:
         if os.WIFEXITED(status) and not worker.ready:
             raise RuntimeError("an image worker failed to start")
         self.fork(worker.number)
-        if not self._ready:  # the front has sent no orders yet, and waits for `WorkersReady`
+        if not self._ready:  # the front end has sent no orders yet, and waits for `WorkersReady`
             return
         fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         cpu = max(0.0, used - worker.cpu)
@@ -468,7 +468,7 @@ class SupervisorFiles:
     """The options of a supervisor, and the file descriptors that were sent with them."""
 
     wanted: SupervisorOptions
-    front: int  # socket to the front
+    front: int  # socket to the front end
     lifeline: int  # write end of the pipe that is closed when all processes have exited
     arena: int | None
     inboxes: tuple[int, ...]  # one per worker
@@ -489,10 +489,10 @@ class SupervisorFiles:
 
 
 def fork_server(link: ParentLink) -> int:
-    """Fork a supervisor for each request from the front, and report its status when it exits.
+    """Fork a supervisor for each request from the front end, and report its status when it exits.
 
     The status is negative for a signal. Returns the exit status of this process, 0, once the front
-    has exited.
+    end has exited.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     reports: dict[int, int] = {}  # pid of a supervisor: the pipe for its exit status
@@ -538,7 +538,7 @@ def reap(reports: dict[int, int]) -> None:
             pid, status = ended
             if pid in reports:
                 report = reports.pop(pid)
-                with contextlib.suppress(BrokenPipeError):  # the front no longer waits for it
+                with contextlib.suppress(BrokenPipeError):  # the front end no longer waits for it
                     os.write(report, EXIT_STATUS.pack(os.waitstatus_to_exitcode(status)))
                 os.close(report)
 

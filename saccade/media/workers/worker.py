@@ -112,7 +112,7 @@ def read_header(order: ReadHeaders, place: int, resources: WorkerResources) -> H
 def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> DocumentPiece:
     """Write one page of a document, or the sizes of all pages, into the outbox.
 
-    Returns the answer for the front.
+    Returns the answer for the front end.
     """
     from saccade.media.formats import pdf  # imported here because the extra may not be installed
 

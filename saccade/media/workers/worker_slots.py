@@ -1,5 +1,5 @@
-"""The front's side of image workers. Each worker has a slot, which sends it one order at a time and
-receives its answers, or `WorkerLost` if the process exits.
+"""The front end's side of image workers. Each worker has a slot, which sends it one order at a time
+and receives its answers, or `WorkerLost` if the process exits.
 
 The supervisor of the workers is forked by a fork server (`media/workers/fork_server.py`), and again
 if it exits. A worker process reads bytes of one tenant only: before a slot is used for another
@@ -142,7 +142,10 @@ class WorkerSlot:
         self._answers.put_nowait(Lost(self.number, self.serial, signal))
 
     async def answer(self) -> WorkerAnswer:
-        """Wait for the next answer to the order, and return it. Raises WorkerLost."""
+        """Wait for the next answer to the order, and return it.
+
+        Raises WorkerLost if the worker exits first.
+        """
         answer = await self._answers.get()
         if isinstance(answer, Lost):
             raise WorkerLost(answer.signal, answer.cpu, answer.late)
@@ -293,7 +296,7 @@ class WorkerSlots:
             return await slot.fill(parts, name)
         except OSError as error:
             raise EngineUnavailable(
-                f"it could not be sent to an image worker: {error.strerror}"
+                f"the file could not be sent to an image worker: {error.strerror}"
             ) from error
 
     def settle(self, unsettled: str, tenant: str) -> None:

@@ -26,7 +26,7 @@ class EditHistory:
         self._sources = context.step(OpenSources)
 
     async def set_readable(self, preparation: Preparation) -> None:
-        """Allow a prompt that exceeds the context, because it may fit once it is shortened."""
+        """Allow a prompt that exceeds the context length, because `apply` may shorten it."""
         preparation.readable = READABLE * preparation.context_length
         preparation.kept = 1
 
@@ -76,8 +76,8 @@ def _names(chat: Chat) -> dict[str, str]:
 
 
 def _sizes(chat: Chat, images: Mapping[int, Opened], tokens: int) -> list[int]:
-    """Estimate the tokens of each message. Image tokens are exact, and the rest is distributed by
-    text length.
+    """Estimate the number of tokens of each message. Image tokens are counted exactly. The other
+    tokens are divided among the messages in proportion to their text length.
     """
     shown = [
         sum(_shown(images[id(source)]) for source in message.media) for message in chat.messages

@@ -95,7 +95,7 @@ class NextPrompts:
 
     @property
     def waiting(self) -> int:
-        """The number of prompts that are queued or being computed."""
+        """The number of next prompts that are queued or being prefilled."""
         return sum(map(len, self._clients.values())) + (self._current is not None)
 
     def answered(self, turn: SessionTurn, last: PreparedRequest, ready: Ready) -> None:

@@ -90,7 +90,7 @@ class ChatSession:
 
     @property
     def mark(self) -> bytes:
-        """The hash of the last answer in its last request."""
+        """The hash of the last answer that the session's last request contains."""
         return next(m.name for m in reversed(self.outline) if m.role == "assistant")
 
 

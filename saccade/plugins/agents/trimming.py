@@ -160,8 +160,8 @@ class TrimRule:
     tail: int = 0  # the number of last messages of a request that are missing in the next one
 
     def surplus(self, images: int, coming: int) -> int:
-        """Return how many images are removed from a conversation when `coming` new ones are
-        added.
+        """Return how many images the client removes from a conversation with `images` images when
+        it adds `coming` new ones.
         """
         total = images + coming
         return min(total - self.keep, images - self.first) if total > self.most else 0

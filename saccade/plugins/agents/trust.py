@@ -12,7 +12,7 @@ MAX_CLIENTS = 1024
 
 
 class Trust:
-    """Counts each client's wrong predictions. A right prediction reduces the count by one."""
+    """Counts each client's wrong predictions. A correct one reduces the client's count by one."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[Hashable, int] = OrderedDict()

@@ -1,8 +1,8 @@
 """Gets information about a checkpoint whose model runs with transformers' own modules.
 
-transformers reads the configuration and the processor. It loads torch, which neither the front nor
-the engine may import, so it runs in a child process (`inspector.py`) that answers questions. The
-answers are cached in the user's cache directory. Does not import torch.
+transformers reads the configuration and the processor. It loads torch, which neither the front end
+nor the engine may import, so it runs in a child process (`inspector.py`) that answers questions.
+The answers are cached in the user's cache directory. Does not import torch.
 """
 
 from __future__ import annotations

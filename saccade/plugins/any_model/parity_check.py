@@ -1,5 +1,5 @@
-"""Implements `--parity generate`. After the front has started, it answers a few chats, whose first
-tokens must equal the tokens of transformers' own `generate`.
+"""Implements `--parity generate`. After the front end has started, it answers a few chats, whose
+first tokens must equal the tokens of transformers' own `generate`.
 """
 
 from __future__ import annotations

@@ -250,7 +250,9 @@ class BatchRunner:
             if fault is not None:
                 faults.append(fault)
             elif number > MAX_LINES:
-                faults.append(BatchError("too_many_lines", f"the limit is {MAX_LINES} lines"))
+                faults.append(
+                    BatchError("too_many_lines", f"the file has more than {MAX_LINES} lines")
+                )
                 break
             else:
                 lines.append(InputLine(number, id, start, len(data)))
@@ -261,7 +263,9 @@ class BatchRunner:
                 break
         faults += _keep(held, lines)
         if not (faults or held.open_lines(0, 1)):
-            faults.append(BatchError("empty_file", "the file has no lines"))
+            faults.append(
+                BatchError("empty_file", "the file has no lines: write one request per line")
+            )
         return faults[:MAX_ERRORS]
 
     # ---- lines
@@ -282,7 +286,8 @@ class BatchRunner:
                     break
                 if held.result_bytes > self._files.budget:
                     raise TooLarge(
-                        f"the results have over {self._files.budget / MIB:.0f} MiB (--files-dir)"
+                        f"the results have over {self._files.budget / MIB:.0f} MiB, the limit "
+                        "(--files-dir)"
                     )
                 if time.time() > held.batch.expires_at:
                     over = "expired"
@@ -415,7 +420,7 @@ def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
 
 def _read(number: int, data: bytes, endpoint: str, largest: int) -> tuple[BatchError | None, str]:
     if len(data) > largest:
-        return BatchError("line_too_long", f"the limit is {largest} bytes per line", number), ""
+        return BatchError("line_too_long", f"the line has more than {largest} bytes", number), ""
     try:
         line = _LINE.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -128,9 +128,9 @@ class BatchStore:
         return []
 
     def open_batches(self, models: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the IDs and clients of unfinished batches, oldest first.
+        """Return (ID, client) of each unfinished batch, oldest first.
 
-        Returns batches of these models, and batches stored without a model.
+        Only batches of these models are returned, and batches that were stored without a model.
         """
         found = []
         for id in self.ids():
@@ -180,9 +180,7 @@ class BatchStore:
         return [id for _, id in sorted(found)]
 
     def _learn(self, id: str) -> None:
-        """Read which client a batch belongs to. A batch that is incomplete may be in the process of
-        being added.
-        """
+        """Read from disk which client a batch belongs to, unless the batch is still being added."""
         try:
             with suppress(sqlite3.Error), self._open(id) as rows:
                 batch, client, _, _ = _row(rows)
@@ -328,7 +326,7 @@ def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
     being added.
     """
     if (row := rows.execute("SELECT * FROM batch").fetchone()) is None:
-        raise NotFound("the batch was not kept whole", code="batch_not_found")
+        raise NotFound("the stored batch is damaged: create it again", code="batch_not_found")
     described, owner, lifetime, cancelled = row
     batch = json_decoder(BatchJob).decode(described)
     return batch, Client(**msgspec.json.decode(owner)), lifetime, cancelled

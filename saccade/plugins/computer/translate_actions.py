@@ -60,8 +60,8 @@ class TranslateActions:
         log.info("computer use: %s (%s)", self._form.name, self._form.note)
 
     async def begin(self, preparation: Preparation) -> None:
-        """Add the model's own tools to the chat. Coordinates are translated later, once the
-        screenshots are open.
+        """Add the tools that the model was trained with to the chat. Coordinates are translated
+        later, when the sizes of the screenshots are known.
         """
         request, written = preparation.request, self._form.written
         if written is not None:
@@ -108,7 +108,7 @@ class TranslateActions:
         return ActionTranslator(self._form, tool, self._in_pixels)
 
     def _offering(self, chat: Chat, translator: ActionTranslator, screen: Screen | None) -> Chat:
-        """Return the chat with the model's tools added to the client's functions."""
+        """Return the chat with the model's action tools added to the client's functions."""
         beside, written = translator.tool.beside, self._form.written
         if not translator.tool.offered:
             return replace(chat, tools=beside if beside != ToolSet() else None)
@@ -137,10 +137,13 @@ class TranslateActions:
         return self._screen(_tool(request), _screenshots(chat, opened), len(chat.messages))
 
     def _screen(self, tool: ActionTool, shots: Sequence[Screenshot], message: int) -> Screen | None:
-        """Return the screen before a message: the declared display, or else the screenshot that the
-        message refers to.
+        """Return the size and coordinate format of the screen on which a message's actions act, or
+        None if the size is unknown.
 
-        Returns None if there is neither.
+        The size is the one declared with the tool, or else that of the screenshot that the message
+        refers to.
+
+        message: the message's index in the chat.
         """
         display, shot = tool.display, _current(shots, message)
         size = display or (None if shot is None else shot.size)
@@ -224,9 +227,7 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> Any:
 
 
 def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
-    """Return the screenshots in order. Regions of the screen (results of `zoom`) and pages of
-    documents are not screenshots.
-    """
+    """Return the chat's screenshots in order, without results of `zoom` and pages of documents."""
     zoomed = {
         call.get("id")
         for message in chat.messages
@@ -249,8 +250,10 @@ def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
 
 
 def _current(shots: Sequence[Screenshot], message: int) -> Screenshot | None:
-    """Return the screenshot that a message refers to, or None. Results of calls take precedence
-    over images from the user.
+    """Return the latest screenshot before a message, or None if the chat has none.
+
+    Screenshots in results of calls take precedence over images from the user. If there is none
+    before the message, the chat's first screenshot is returned.
     """
     before = [each for each in shots if each.message < message]
     results = [each for each in before if each.answers]

@@ -63,7 +63,7 @@ class WordField(Protocol):
         ...
 
     def sample(self) -> dict[str, Any]:
-        """Return example attributes, as a model might set them."""
+        """Return example values of the attributes that this field represents."""
         ...
 
 
@@ -128,7 +128,7 @@ class Word:
 
     @property
     def points(self) -> bool:
-        """Whether the action has a position."""
+        """True if the action has a position on the screen."""
         return bool(self.sample().path)
 
     def schema(self, screen: Screen, key: str = "", value: str = "") -> Schemas:

@@ -103,7 +103,7 @@ def _messages(raw: msgspec.Raw, defaults: PartDefaults, context_length: int) -> 
                 )
             reader.add_item(found.item, place, found.where)
     if not reader.messages:
-        raise InvalidRequest("input: the list is empty", "input")
+        raise InvalidRequest("input: the list must have at least one message", "input")
     return reader.messages
 
 
@@ -129,7 +129,9 @@ def _question(raw: msgspec.Raw, place: str) -> Question:
     else:
         return question
     if len(set(named)) < len(named):
-        raise InvalidRequest(f"{place}.{field}: two of them are equal", f"{place}.{field}")
+        raise InvalidRequest(
+            f"{place}.{field}: the entries must differ from each other", f"{place}.{field}"
+        )
     return question
 
 

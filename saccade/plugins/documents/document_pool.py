@@ -179,7 +179,7 @@ class DocumentPool:
         for page in wanted:
             if page.drawing is not None and piece_bytes(page) > OUTBOX_BYTES:
                 raise ImageError(
-                    f"page {page.index + 1} of the PDF would be {page.drawing.kept} px: use a "
+                    f"page {page.index + 1} of the PDF would have {page.drawing.kept} px: set a "
                     "smaller max_pixels",
                     code="image_too_large",
                 )
@@ -354,10 +354,8 @@ class _Readers:
         fail(work.done, error)
 
     def _again(self, work: _Work, error: Exception) -> bool:
-        """Queue a job again after its worker has crashed, or fail it with `error` after the last
-        try.
-
-        Returns True if it has failed.
+        """Queue a job again after its worker has crashed. After the last try, fail the job with
+        `error` and return True.
         """
         work.tries += 1
         if work.tries >= TRIES:

@@ -202,7 +202,7 @@ class Documents:
         shown = _places(source.view.pages, len(sizes))
         if len(shown) > (most := self._max_pages):
             raise ImageError(
-                f"the request shows {len(shown)} pages; the limit is {most}: choose fewer with "
+                f"the request contains {len(shown)} pages; the limit is {most}: choose fewer with "
                 '"pages", or start the server with a larger --tune max_pages=PAGES',
                 code="too_many_pages",
             )
@@ -256,7 +256,8 @@ class Documents:
             pages.append(OpenedPage(index + 1, metadata.count, text, image))
         if source.view.shown == "text" and not any(page.text for page in pages):
             raise ImageError(
-                'the PDF has no text, such as a scan: use documents "images" or "both"',
+                "the PDF has no text, for example because it is a scan: set documents to "
+                '"images" or "both"',
                 code="no_text",
             )
         return tuple(pages)
@@ -348,8 +349,9 @@ def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _way(drawing: PageDrawing) -> Sequence[object]:
-    """Return the values that identify how a page is drawn, as a part of the metadata's name: its
-    size, and any region.
+    """Return the values that identify how a page is drawn: its size, and its region if it has one.
+
+    They are part of the metadata's cache key.
     """
     box = drawing.box
     return drawing.size if box is None else (drawing.size, (box.top, box.left, *drawing.kept))

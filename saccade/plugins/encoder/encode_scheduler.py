@@ -125,7 +125,7 @@ class EncodeScheduler:
         pixels: bytes = b"",  # noqa: ARG002
         tiles: tuple[bytes, ...] = (),
     ) -> list[Delta]:
-        """Record that the front has decoded an image to the slot that `Notices.want` named.
+        """Record that the front end has decoded an image to the slot that `Notices.want` named.
 
         Ignores `pixels`, because requests contain the embedding's key.
         """
@@ -133,7 +133,7 @@ class EncodeScheduler:
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """Fail all requests for an image that the front could not decode to its slot."""
+        """Fail all requests for an image that the front end could not decode to its slot."""
         return [
             self._finish(sequence, Delta(sequence.request.id, finish="error", error=error))
             for sequence in self.image_scheduler.pixels_failed(key)
@@ -155,7 +155,7 @@ class EncodeScheduler:
         self._unused = FreeMemory()
 
     def take_notices(self) -> Notices:
-        """Return the pending notices for the front, and clear them."""
+        """Return the pending notices for the front end, and clear them."""
         return self.image_scheduler.take_notices()
 
     # ---- plan

@@ -82,7 +82,9 @@ class EmbeddingHandler:
                 "both servers, on the same type of CPU or GPU"
             )
         if tokens != image.num_tokens:
-            raise InvalidRequest(f"{REQUEST_HEADER}: invalid image", REQUEST_HEADER)
+            raise InvalidRequest(
+                f"{REQUEST_HEADER}: the image is invalid for this model", REQUEST_HEADER
+            )
         if not self._media.holds(mine.nbytes(tokens)):
             raise _too_large("num_tokens", tokens)
         return wanted
@@ -102,7 +104,9 @@ class EmbeddingHandler:
             if max(numbers) > most:
                 raise _too_large(name, max(numbers))
             if min(numbers) < (name != "grid"):
-                raise InvalidRequest(f"{REQUEST_HEADER}: invalid image", REQUEST_HEADER)
+                raise InvalidRequest(
+                    f"{REQUEST_HEADER}: the image is invalid for this model", REQUEST_HEADER
+                )
         if not self._media.holds(3 * math.prod(image.canvas)):
             raise _too_large("canvas", math.prod(image.canvas))
 

@@ -22,10 +22,10 @@ class RoleOptions(RoleSettings):
         named(self, "encoders")
         for path in self.files:
             if len(self.encoders) > 1:
-                raise ConfigError(f"--encoders {path}: set one file, or URLs")
+                raise ConfigError(f"--encoders {path}: set either one file or a list of URLs")
             check_given("--encoders", path)
             if "/" not in path and not Path(path).exists():
-                raise ConfigError(f"--encoders {path}: give http://HOST:PORT, or a file (./NAME)")
+                raise ConfigError(f"--encoders {path} must be http://HOST:PORT, or a file (./NAME)")
         if (self.role == "language") != bool(self.encoders):
             raise ConfigError(
                 "--role language requires --encoders, and --encoders requires --role language"

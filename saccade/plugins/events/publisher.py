@@ -146,8 +146,13 @@ class Publisher:
 def _open(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, hwm: int, bind: bool = False
 ) -> zmq.Socket[bytes]:
-    """Open a socket. It binds to a wildcard or ipc endpoint, as in vLLM, and otherwise connects.
-    Raises StartupError.
+    """Open a ZeroMQ socket, and bind or connect it to `endpoint`.
+
+    It is bound if `bind` is True, or if the endpoint is a wildcard or ipc address, as in vLLM.
+    Otherwise it is connected. Raises StartupError if ZeroMQ rejects the endpoint.
+
+    kind: the socket's type, such as `zmq.PUB`.
+    hwm: the maximum number of queued messages.
     """
     socket = context.socket(kind)
     socket.set_hwm(hwm)

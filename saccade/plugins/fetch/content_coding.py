@@ -56,7 +56,7 @@ class ContentDecoder:
             try:
                 piece = self._stream.decompress(data, PIECE)
             except zlib.error as error:
-                raise self._error(f"and does not decode ({error})") from None
+                raise self._error(f"and cannot be decompressed ({error})") from None
             data = self._stream.unconsumed_tail
             if self._stream.eof:
                 data, self._stream = self._stream.unused_data, None
@@ -66,7 +66,7 @@ class ContentDecoder:
     def check_end(self) -> None:
         """Raise ImageError if the body is truncated."""
         if self._coding and (self._stream is not None or self._head or not self._members):
-            raise self._error("and is cut short")
+            raise self._error("and is truncated")
 
     def _begin(self, data: bytes) -> zlib._Decompress:
         """Return the decoder for the next compressed stream, depending on its first two bytes."""

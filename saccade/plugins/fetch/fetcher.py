@@ -155,7 +155,8 @@ class Fetcher:
                 return answer.body
             if answer.status not in REDIRECTS or "location" not in answer.headers:
                 raise ImageError(
-                    f"{shown_url(str(url))} answers {answer.status}", code="image_unreachable"
+                    f"{shown_url(str(url))} returned HTTP status {answer.status}",
+                    code="image_unreachable",
                 )
             url = _joined(url, answer.headers["location"])
         raise ImageError(
@@ -233,7 +234,7 @@ class Fetcher:
         """
         if url.scheme not in ("http", "https") or not url.host:
             raise ImageError(
-                "the image's URL redirects to something that is not http or https",
+                "the image's URL redirects to a URL that is not http or https",
                 code="image_address_refused",
             )
         if url.port is not None and not 0 < url.port < 1 << 16:
@@ -341,6 +342,6 @@ def _joined(url: httpx.URL, location: str) -> httpx.URL:
         return url.join(location)
     except (httpx.InvalidURL, UnicodeError) as error:
         raise ImageError(
-            "the image's URL redirects to something that is not a valid URL",
+            "the image's URL redirects to an invalid URL",
             code="invalid_image_url",
         ) from error

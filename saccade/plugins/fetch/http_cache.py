@@ -88,7 +88,7 @@ class CachedResponse:
 
     @property
     def useful(self) -> bool:
-        """Whether the response can save a request or a transfer."""
+        """True if caching the response can save a later request or a transfer."""
         fresh = self.stale > time.monotonic()
         return (fresh or bool(self.validators)) and "no-store" not in directives(
             self.answer.headers

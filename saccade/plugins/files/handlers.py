@@ -170,7 +170,7 @@ class _Files:
                 file = form.get("file")
                 if not isinstance(file, UploadFile):
                     raise InvalidRequest(
-                        "file: this parameter is required, as a file",
+                        "file is required: send it as a file of the form",
                         "file",
                         "missing_required_parameter",
                     )
@@ -328,7 +328,7 @@ def _name(file: UploadFile) -> str:
 
 
 def _purpose(form: FormData, usual: str | None) -> str:
-    """Read the file's purpose from a form.
+    """Return the file's purpose that the form specifies.
 
     usual: the default, or None if the purpose is required.
     """

@@ -393,7 +393,7 @@ class FileStore:
         remedy = "delete some, or upload with expires_after"
         if ledger.files >= MAX_FILES:
             raise TooLarge(
-                f"{ledger.files} files are stored, the maximum: {remedy}",
+                f"{ledger.files} files are stored, which is the maximum: {remedy}",
                 "file",
                 "file_storage_full",
             )
@@ -438,7 +438,7 @@ class FileStore:
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """Allow one writer at a time, across threads and processes. Yields the lock file.
+        """Lock the directory for one writer, across threads and processes. Yields the lock file.
 
         Raises StorageBusy if another process holds the lock for too long. Disk errors in the body
         are raised as StorageFull.
@@ -459,9 +459,9 @@ class FileStore:
                 ) from error
 
     def _lock(self, lock: BinaryIO) -> None:
-        """Acquire the directory's lock. Soon after a timeout, fail immediately instead of waiting.
+        """Wait for the directory's lock. Raises StorageBusy if that takes too long.
 
-        Raises StorageBusy.
+        For some time after a timeout, later calls fail at once instead of waiting.
         """
         now = time.monotonic()
         until = now + LOCK_SECONDS if now - self._gave_up > LOCK_SECONDS else now

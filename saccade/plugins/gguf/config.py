@@ -64,6 +64,6 @@ def _model(model: GgufFile, tower: GgufFile | None, kind: str) -> ModelKind:
             f"{arch} has a separate file for the vision encoder: pass it as --mmproj"
         )
     raise tower.refuse(
-        f"a vision encoder of type {kind}, which does not belong to {arch} ({model.path.name}): "
+        f"the vision encoder's type {kind} does not belong to {arch} ({model.path.name}): "
         "pass the --mmproj file of the same model"
     )

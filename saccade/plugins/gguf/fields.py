@@ -88,7 +88,7 @@ class MetadataFields:
         found = self.file.tensors.get(name)
         if found is None:
             raise self.file.refuse(
-                f"no tensor {name}: the file is incomplete, or belongs to another model"
+                f"it has no tensor {name}: the file is incomplete, or belongs to another model"
             )
         return found
 

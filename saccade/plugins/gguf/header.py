@@ -165,7 +165,7 @@ class _Reader:
         begin = -(-self._at // align) * align
         placed = {each.name: self._placed(each, begin) for each in found}
         if len(placed) < len(found):
-            raise self._refuse("duplicate tensor name: the file is damaged")
+            raise self._refuse("two tensors have the same name: the file is damaged")
         return GgufFile(self._path, metadata, placed)
 
     def _tensor(self, formats: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
@@ -229,14 +229,14 @@ class _Reader:
         (length,) = self._take("Q")
         if length > MAX_TEXT:
             raise self._refuse(
-                f"a text of {length} bytes; the limit is {MAX_TEXT}: the file is damaged"
+                f"a string has {length} bytes; the limit is {MAX_TEXT}: the file is damaged"
             )
         if (end := self._at + length) > self._size:
             raise self._refuse(ENDED)
         self._text_bytes += length
         if self._text_bytes > MAX_TEXTS:
             raise self._refuse(
-                f"texts of {self._text_bytes} bytes or more in total; the limit is {MAX_TEXTS}: "
+                f"its strings have {self._text_bytes} bytes or more; the limit is {MAX_TEXTS}: "
                 "the file is damaged"
             )
         raw = self._data[self._at : end]
@@ -250,7 +250,7 @@ class _Reader:
 
     def _bound(self, count: int, most: int, least_bytes: int, what: str) -> None:
         if count > most:
-            raise self._refuse(f"{count} {what}; the limit is {most}: the file is damaged")
+            raise self._refuse(f"it has {count} {what}; the limit is {most}: the file is damaged")
         if count * least_bytes > self._size - self._at:
             raise self._refuse(f"{count} {what} do not fit into it: {ENDED}")
 

@@ -102,7 +102,7 @@ def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
     ups = sibling(file, gates, gates.name.replace("ffn_gate_exps", "ffn_up_exps"))
     if len(gates.shape) != 3:
         raise file.refuse(
-            f"tensor {gates.name} is {list(gates.shape)}, which is not one matrix per expert"
+            f"tensor {gates.name} must have one matrix per expert, but is {list(gates.shape)}"
         )
     count, rows, columns = gates.shape
     return Made((gates, ups), (count, 2 * rows, columns), 1)
@@ -114,7 +114,7 @@ def layer_count(file: GgufFile) -> int:
     names = (f"{arch}.block_count", f"{arch}.nextn_predict_layers")
     found = [file.metadata.get(name, 0) for name in names]
     if not all(isinstance(count, int) for count in found) or found[0] <= found[1]:
-        raise file.refuse(f"{names[0]} is {found[0]!r}, of which {found[1]!r} draft")
+        raise file.refuse(f"{names[0]} is {found[0]!r}, and {names[1]} is {found[1]!r}")
     return int(found[0] - found[1])
 
 
@@ -126,12 +126,12 @@ def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(
-            f"no tensor {name}, which belongs to {tensor.name}: the file is incomplete (for a "
-            "split model, use llama-gguf-split --merge)"
+            f"it has no tensor {name}, which belongs to {tensor.name}: the file is incomplete (for "
+            "a split model, use llama-gguf-split --merge)"
         )
     if found.shape != tensor.shape:
         raise CheckpointError(
-            f"{file.path}: tensor {name} is {list(found.shape)}, but {tensor.name} "
+            f"{file.path}: tensor {name} is {list(found.shape)}, but {tensor.name} is "
             f"{list(tensor.shape)}"
         )
     return found

@@ -340,7 +340,7 @@ def _tower(file: GgufFile) -> NamedTensors:
             level, module = levels.get(int(found[1])), found[2].replace("fc", "linear_fc")
             if level is None:
                 raise file.refuse(
-                    f"tensor {name}, but is_deepstack_layers does not have {found[1]}"
+                    f"it has tensor {name}, but is_deepstack_layers does not include {found[1]}"
                 )
             yield f"{TOWER}.deepstack_merger_list.{level}.{module}.{found[3]}", one(tensor)
         elif found := re.fullmatch(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)", name):

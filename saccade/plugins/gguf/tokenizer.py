@@ -115,7 +115,8 @@ def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
     for left, right in merges:
         if not {left, right, left + right} <= known.keys():
             raise file.refuse(
-                f"a merge of {left!r} and {right!r}: one of them, or both joined, is not a token"
+                f"{PREFIX}merges has {left!r} and {right!r}, but one of them, or both joined, is "
+                "not a token"
             )
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     first: dict[str, Any] = {"type": "Digits", "individual_digits": True}
@@ -139,7 +140,9 @@ def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
     """Return the parts of tokenizer.json for SentencePiece, with merges derived from scores."""
     scores = _list(file, "scores", float)
     if len(scores) != len(vocabulary.tokens):
-        raise file.refuse(f"{len(scores)} of {PREFIX}scores, but {len(vocabulary.tokens)} tokens")
+        raise file.refuse(
+            f"{PREFIX}scores has {len(scores)} values for {len(vocabulary.tokens)} tokens"
+        )
     return _spaced(file, vocabulary, merges_of(file, vocabulary.of_type(NORMAL), scores))
 
 
@@ -229,7 +232,10 @@ def _begun(
         return after
     at = file.metadata.get(f"{PREFIX}bos_token_id")
     if not isinstance(at, int) or not 0 <= at < len(vocabulary.tokens):
-        raise file.refuse(f"{PREFIX}add_bos_token, but {PREFIX}bos_token_id is {at!r}")
+        raise file.refuse(
+            f"{PREFIX}add_bos_token is true, but {PREFIX}bos_token_id is {at!r}, which is not one "
+            f"of the {len(vocabulary.tokens)} tokens"
+        )
     token = vocabulary.tokens[at]
     first, text, second = (
         {"SpecialToken": {"id": token, "type_id": 0}},
@@ -261,7 +267,9 @@ class FileVocabulary:
         """Read the vocabulary. Raises CheckpointError if it is damaged."""
         tokens, types = _list(file, "tokens", str), _list(file, "token_type", int)
         if len(tokens) != len(types):
-            raise file.refuse(f"{len(tokens)} tokens, but {len(types)} of {PREFIX}token_type")
+            raise file.refuse(
+                f"{PREFIX}token_type has {len(types)} values for {len(tokens)} tokens"
+            )
         taken = [token for token, kind in zip(tokens, types) if kind == NORMAL]
         if len(set(taken)) < len(taken):
             raise file.refuse("its vocabulary contains a token twice: the file is damaged")
@@ -305,7 +313,9 @@ def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
         if at is None or (name == "bos" and not _has_bos(file)):
             continue
         if not isinstance(at, int) or not 0 <= at < len(tokens):
-            raise file.refuse(f"{PREFIX}{name}_token_id {at!r} is none of {len(tokens)} tokens")
+            raise file.refuse(
+                f"{PREFIX}{name}_token_id {at!r} is not one of the {len(tokens)} tokens"
+            )
         settings[role] = tokens[at]
     template = file.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):

@@ -1,6 +1,6 @@
 """Prepares the grammars of requests in threads, while the engine's loop continues.
 
-One thread reads the lexicon and compiles grammars, as the front has done before. Other threads
+One thread reads the lexicon and compiles grammars, as the front end has done before. Other threads
 compute slow masks.
 """
 
@@ -49,17 +49,19 @@ class GrammarLoader:
 
     @property
     def waiting(self) -> bool:
-        """Whether some requests have not been returned by `take_ready` yet."""
+        """True if `take_ready` has not yet returned every request."""
         return bool(self._waiting)
 
     def prepare(self, request: Request) -> None:
-        """Start preparing the grammar state of a request."""
+        """Start to compile a request's grammar in another thread. `take_ready` returns the request
+        when its grammar is ready.
+        """
         future = self._beginner.submit(self._begin, request.grammar)
         self._waiting[request.id] = (request, future)
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, id: str) -> bool:
-        """Drop a request, so that its grammar is not compiled. Returns True if the request was
+        """Cancel the preparation of a request's grammar. Returns True if the request was still
         waiting.
         """
         waited = self._waiting.pop(id, None)
@@ -105,6 +107,6 @@ def _read(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> Matchers
 
     try:
         lexicon = read_lexicon(tokenizer_json, vocab_size, ends)
-    except Exception:  # llguidance has no exception types; the front has reported the error
+    except Exception:  # llguidance has no exception types; the front end has reported the error
         return None
     return Matchers(lexicon, vocab_size, ends)

@@ -129,8 +129,8 @@ class Grammars:
         operators = len(re.findall("[&~]", _LITERAL.sub("", text)))
         if operators > MAX_INTERSECTIONS:
             raise InvalidRequest(
-                f"{param}: {operators} of & and ~; the limit is {MAX_INTERSECTIONS}: each may "
-                "double the cost of the grammar",
+                f"{param}: the operators & and ~ occur {operators} times; the limit is "
+                f"{MAX_INTERSECTIONS}, because each may double the cost of the grammar",
                 param,
             )
         return [lark_part("answer", text)]
@@ -180,14 +180,14 @@ class Grammars:
                     param, error = place_name(param, place), fault
                     break
         said = " ".join(_OUR_WORDS.sub("", error).split())
-        return InvalidRequest(f"{param}: it cannot be compiled to a grammar: {said[:300]}", param)
+        return InvalidRequest(f"{param} cannot be compiled to a grammar: {said[:300]}", param)
 
 
 def _bounded(text: str, param: str) -> str:
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
-            f"{param}: {size} bytes; the limit is {MAX_GRAMMAR_BYTES}: make it smaller", param
+            f"{param} has {size} bytes; the limit is {MAX_GRAMMAR_BYTES}: make it smaller", param
         )
     return text
 
@@ -197,5 +197,5 @@ def _digest(value: Any, param: str) -> str:
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{param}: not JSON: {error}", param) from None
+        raise InvalidRequest(f"{param} is not valid JSON: {error}", param) from None
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

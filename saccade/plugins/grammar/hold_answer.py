@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HoldAnswer:
-    """Compiles the grammar of an answer that must have a format or may contain tool calls."""
+    """Compiles the grammar for an answer with a required format or with possible tool calls."""
 
     def __init__(self, context: StepContext) -> None:
         spec = context.spec

@@ -106,7 +106,7 @@ class Matcher:
         return self._ended or (self._match.is_stopped() and not self._match.is_error())
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Advance by all `tokens`, or raise and stay at the same position.
+        """Advance by all `tokens`, or raise without changing the position.
 
         Raises InvalidRequest if the grammar has become too complex, and InternalError if a token is
         not allowed. Both fail only this request.
@@ -257,7 +257,7 @@ class MatcherState:
 
     @property
     def foresees(self) -> bool:
-        """Whether `ahead` may be called, which requires that masks after draft tokens are quick."""
+        """True if `ahead` may be called: it requires that masks after draft tokens are quick."""
         return not (self._slow or self._slow_ahead)
 
     @property
@@ -378,8 +378,8 @@ class MatcherState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Measure the CPU time of this thread. Wall-clock time would include other work of a busy
-        machine.
+        """Add the CPU time that the body takes to the time spent on this answer. Wall-clock time
+        would include the work of other processes.
         """
         begin = time.thread_time()
         try:
@@ -456,7 +456,8 @@ class Matchers:
         """Return a new matcher for the grammar `Grammar.text`.
 
         Call this from one thread at a time. Raises InvalidRequest if the grammar does not compile,
-        or its first mask fails, although the front has checked both. Such a grammar is not cached.
+        or its first mask fails, although the front end has checked both. Such a grammar is not
+        cached.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:

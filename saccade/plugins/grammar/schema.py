@@ -128,7 +128,7 @@ def prepare_schema(schema: Any, param: str) -> Any:
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{param}: not JSON: {error}", param) from None
+        raise InvalidRequest(f"{param} is not valid JSON: {error}", param) from None
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_SCHEMA_BYTES:
         raise InvalidRequest(
@@ -244,7 +244,7 @@ class _Checked:
                 if len(here) > MAX_INTERSECTED or looked > _MAX_MERGED:
                     self._refuse(
                         (*start, "allOf" if "allOf" in node else "$ref"),
-                        f"a text would have to match more than {MAX_INTERSECTED} patterns at "
+                        f"a string would have to match more than {MAX_INTERSECTED} patterns at "
                         "once, or too many schemas are combined: use fewer",
                     )
                 for part, step in self._merged(place):
@@ -317,7 +317,9 @@ class _Checked:
                 node = node[key]
             self.nodes[place] = node
             if len(self.nodes) > MAX_SCHEMAS:
-                self._refuse((), f"more than {MAX_SCHEMAS} schemas in one: make it smaller")
+                self._refuse(
+                    (), f"the schema contains more than {MAX_SCHEMAS} schemas: make it smaller"
+                )
             self._check(place, node)
             pending += reversed(list(self.children(place)))
 

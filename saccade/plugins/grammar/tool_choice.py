@@ -80,9 +80,11 @@ def _allowed(
                 chosen[name] = named[name]
             case _:
                 place = f"{where}.tools[{index}]"
-                raise InvalidRequest(f"{place}: there is no such tool", place)
+                raise InvalidRequest(f"{place}: no tool has this name", place)
     if not chosen:
-        raise InvalidRequest(f"{where}.tools: the list is empty", f"{where}.tools")
+        raise InvalidRequest(
+            f"{where}.tools: the list must name at least one tool", f"{where}.tools"
+        )
     several = list(chosen.values())
     if mode == "auto" and answer is None:
         return calls_constraint(several, spelling, "may", parallel, "tool_choice")

@@ -1,8 +1,8 @@
 """Creates the tokenizer for llguidance and its matchers, and limits the compiling and matching of
 grammars.
 
-The front checks grammars, and the engine applies them. Both create matchers with this module, so
-that they agree.
+The front end checks grammars, and the engine applies them. Both create matchers with this module,
+so that they agree.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ class ClearToolUsesEdit(
     clear_tool_inputs: bool | list[Name] | None = None
 
     def edit(self) -> ClearToolUses:
-        """Convert to the edit that the front applies."""
+        """Convert to the edit that the front end applies."""
         trigger, inputs = self.trigger, self.clear_tool_inputs
         by_tokens = isinstance(trigger, InputTokens)
         return ClearToolUses(
@@ -345,7 +345,7 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
         found = [each for each in self.edits or () if isinstance(each, ClearToolUsesEdit)]
         if len(found) > 1:
             where = "context_management.edits"
-            raise InvalidRequest(f"{where}: clear_tool_uses_20250919 may occur once", where)
+            raise InvalidRequest(f"{where}: clear_tool_uses_20250919 may occur only once", where)
         return found[0].edit() if found else None
 
 

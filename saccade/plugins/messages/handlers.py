@@ -66,8 +66,8 @@ class _Messages:
             await while_connected(receive, answer)
 
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count a prompt's tokens. Images are fetched and their headers read, but they are not
-        decoded, and the engine is not involved.
+        """Count a prompt's tokens. Images are fetched and their headers are read, but they are not
+        decoded. The engine is not used.
         """
         front = self.handler.front
         async with self.handler.admission.admit(scope, receive) as (body, held):

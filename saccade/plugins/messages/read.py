@@ -136,7 +136,7 @@ def read_count(body: bytearray, context_length: int) -> AskedMessage:
 def message_request(
     request: CountTokensRequest | MessagesRequest, context_length: int
 ) -> GenerationRequest:
-    """Build the request for a body. Raises InvalidRequest for errors beyond the schema."""
+    """Convert a body to a request. Raises InvalidRequest for errors beyond the schema."""
     inquiry = request.inquiry
     if inquiry.thread is not None:
         raise InvalidRequest(
@@ -192,7 +192,10 @@ def message_request(
 
 
 def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
-    """Return the required format of the answer, from the newer or the older field."""
+    """Return the output format that the request asks for, or None.
+
+    It is read from `output_config.format`, or else from the deprecated `output_format`.
+    """
     config = inquiry.output_config
     if config is not None and config.format is not None:
         return OutputConstraint("json", config.format.schema, "output_config.format.schema")
@@ -219,7 +222,8 @@ def _tool_set(
         return ToolSet(tools) if tools else None
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest(
-            'tool_choice.name: is only allowed with type "tool"', "tool_choice.name"
+            'tool_choice.name is required with type "tool", and not allowed otherwise',
+            "tool_choice.name",
         )
     named: Any = {"type": "function", "function": {"name": choice.name}}
     if acting is not None and choice.name == acting.name:
@@ -231,8 +235,8 @@ def _tool_set(
 def _read_tools(
     given: list[msgspec.Raw] | None,
 ) -> tuple[tuple[Tool, ...], tuple[Mark, ...], ActionTool | None]:
-    """Return the functions, the cache breakpoints of all tools, and the computer or browser, or
-    None if there is none.
+    """Return the functions, the cache breakpoints of all tools, and the computer or browser, which
+    is None if the request declares none.
     """
     marks: list[Mark] = []
     acting: list[ActionTool] = []
@@ -343,7 +347,7 @@ class _Conversation:
         elif message.role == "assistant":
             self._add_answer(message.content, where)
         elif not message.content:
-            raise InvalidRequest(f"{where}: the list is empty", where)
+            raise InvalidRequest(f"{where}: the list must have at least one block", where)
         else:
             self._add_blocks(message.role, message.content, where)
 
@@ -401,7 +405,8 @@ class _Conversation:
                     raise _misplaced(block, place, "assistant")
         if len(calls) > MAX_CALLS:
             raise InvalidRequest(
-                f"{where}: {len(calls)} blocks of tool_use; the limit is {MAX_CALLS}", where
+                f"{where}: the message has {len(calls)} tool_use blocks; the limit is {MAX_CALLS}",
+                where,
             )
         if last is not None:
             content.mark(*last)
@@ -413,8 +418,9 @@ class _Conversation:
         self.messages.append(Message("assistant", text, fields, marks, where, extras))
 
     def _past(self, block: ToolUseBlock, place: str) -> PastAction | None:
-        """Return the action of a call on a screen, or None if it called a function. Its toolset may
-        occur only in the history.
+        """Return the computer or browser action of a past call, or None if it called a function.
+
+        The request need not declare the call's toolset.
         """
         toolset = block.toolset_name
         past = read_past(block.name, block.input, toolset, self.acting, place)

@@ -318,7 +318,7 @@ def read_past(
     tool: ActionTool | None,
     place: str,
 ) -> PastAction | None:
-    """Return an earlier call's action on a screen, or None if the call was to a function.
+    """Return the computer or browser action of an earlier call, or None if it called a function.
 
     Raises InvalidRequest with the location of an error.
     """

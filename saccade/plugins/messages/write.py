@@ -197,7 +197,7 @@ class MessageStream:
 
 
 class WholeMessage:
-    """Collects the events of a stream to a message, for clients that do not stream."""
+    """Builds a complete message from the events of a stream, for clients that do not stream."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {}
@@ -238,8 +238,8 @@ class WholeMessage:
 
 
 def read_input(text: str) -> Any:
-    """Parse the input of a call. If the maximum length has truncated it, parse the complete part,
-    as the SDKs do in a stream.
+    """Parse the JSON input of a call. If the answer's length limit has truncated the JSON, parse
+    its longest complete part, as the SDKs do in a stream.
     """
     try:
         return _parsed(text or "{}")

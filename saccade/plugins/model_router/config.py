@@ -144,10 +144,10 @@ def _parse(content: Mapping[str, Any]) -> ModelsConfig:
     top = _converted("", rest, _Top)
     if not 1 <= len(tables) <= MAX_MODELS:
         raise ConfigError(
-            f"{len(tables)} models; the file must have 1 to {MAX_MODELS} tables, one per model"
+            f"the file must have 1 to {MAX_MODELS} tables, one per model, not {len(tables)}"
         )
     if top.queue < 1 or top.max_waiting < 1:
-        raise ConfigError("queue, max-waiting: must be at least 1")
+        raise ConfigError("queue and max-waiting must be at least 1")
     _check_args("", top.args, ROUTER_OPTIONS)
     models = tuple(_model(name, value, top.args) for name, value in tables.items())
     names = [name for model in models for name in model.names]

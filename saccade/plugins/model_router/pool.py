@@ -502,7 +502,7 @@ class ModelPool:
             reason = "crashed" if crashed else model.stop_reason
             if crashed:
                 status = model.server.ended.result()
-                why = f"the server ended with status {status}"
+                why = f"the server exited with status {status}"
                 self._note_failure(model, _last_error(model.server, why))
         except Exception as error:  # fail the waiting requests, or it would be restarted forever
             reason = "failed"

@@ -51,7 +51,9 @@ def page_ranges(text: str | None) -> tuple[PageRange, ...]:
         first, to, last = int(found[1]), found[2], found[3]
         end = int(last) if last else None if to else first
         if first < 1 or (end is not None and end < first):
-            raise ConfigError(f"--pages {shown(word)}: expected pages from 1, the first one first")
+            raise ConfigError(
+                f"--pages {shown(word)}: expected page numbers from 1, in ascending order"
+            )
         ranges.append(PageRange(first, end))
     return tuple(ranges)
 
@@ -66,7 +68,7 @@ def chosen(ranges: Sequence[PageRange], count: int) -> list[int]:
     for each in ranges:
         if each.first > count:
             pages = f"{count} page{'s' * (count != 1)}"
-            raise SaccadeError(f"--pages asks for page {each.first}, and the file has {pages}")
+            raise SaccadeError(f"--pages requests page {each.first}, but the file has {pages}")
         wanted.update(range(each.first, min(each.last or count, count) + 1))
     return sorted(wanted)
 

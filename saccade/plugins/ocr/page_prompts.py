@@ -57,8 +57,8 @@ def prompt_of(model: str, task: str | None = None) -> PagePrompt:
         known = tasks.get(task)
         if known is None:
             raise ConfigError(
-                f"--task {task}: {model} has {', '.join(tasks) or 'no tasks'}; --prompt asks "
-                "anything"
+                f"--task {task}: {model} has {', '.join(tasks) or 'no tasks'}; use --prompt TEXT "
+                "instead"
             )
     if known is None:
         return PagePrompt()
@@ -69,9 +69,9 @@ def check_task(task: str | None, prompt: str | None) -> None:
     """Raise ConfigError for an unknown task, and if both a task and a prompt are set."""
     tasks = sorted({each for told in KNOWN.values() for each in told.get("tasks", ())})
     if task is not None and task not in tasks:
-        raise ConfigError(f"--task {task}: known are {', '.join(tasks)}")
+        raise ConfigError(f"--task {task} is not supported: use one of {', '.join(tasks)}")
     if task is not None and prompt is not None:
-        raise ConfigError(f"--task {task} is a prompt: leave out --prompt")
+        raise ConfigError(f"--task {task} sets the prompt: omit --prompt")
 
 
 def _squeezed(name: str) -> str:

@@ -70,9 +70,7 @@ def check_serve_options(options: Sequence[str]) -> None:
     for option in options:
         name = option.partition("=")[0]
         if name in ("--host", "--port"):
-            raise ConfigError(
-                f"{name}: replicas choose it themselves. Set the public address before --"
-            )
+            raise ConfigError(f"{name} is chosen by each replica. Set the public address before --")
         if name in ("--role", "--encoders"):
             raise ConfigError(
                 f"{name}: the deployment sets roles itself (saccade deploy ray --encoders N)"

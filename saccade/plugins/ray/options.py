@@ -51,5 +51,5 @@ class DeployOptions:
         at_most(65535, self, "port")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ConfigError(
-                f"--max-replicas {self.max_replicas}: must be at least --replicas {self.replicas}"
+                f"--max-replicas {self.max_replicas} must be at least --replicas {self.replicas}"
             )

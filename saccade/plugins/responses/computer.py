@@ -73,9 +73,9 @@ _PREVIEW: Reader[PreviewTool] = Reader(PreviewTool)
 
 
 def read_computer(tools: Sequence[Mapping[str, Any]], acted: bool) -> ActionTool | None:
-    """Return the computer among a request's tools, or None.
+    """Return the computer tool that a request declares, or None.
 
-    acted: whether the history contains calls to a computer. If none is declared, a default one is
+    acted: True if the history contains calls to a computer. If none is declared, a default one is
     then returned.
 
     Raises InvalidRequest with the field.
@@ -113,15 +113,17 @@ def acts_once(tools: Sequence[Mapping[str, Any]]) -> bool:
 def read_actions(
     action: Mapping[str, Any] | None, actions: Sequence[Mapping[str, Any]] | None, place: str
 ) -> list[PastAction]:
-    """Read the actions of a past call from either of its fields. Raises InvalidRequest with the
-    location of an error.
+    """Parse the actions of a past call, from `actions` or from the older field `action`. Raises
+    InvalidRequest with the location of an error.
     """
     if (action is None) == (actions is None):
-        raise InvalidRequest(f"{place}: expected actions, or one action", place)
+        raise InvalidRequest(f"{place}: set either actions or action", place)
     given = [action] if actions is None else actions
     if not 1 <= len(given) <= MAX_ACTIONS:
         where = f"{place}.actions"
-        raise InvalidRequest(f"{where}: {len(given)} actions; a call has 1 to {MAX_ACTIONS}", where)
+        raise InvalidRequest(
+            f"{where}: a call must have 1 to {MAX_ACTIONS} actions, got {len(given)}", where
+        )
     found = []
     for index, each in enumerate(given):
         where = f"{place}.action" if actions is None else f"{place}.actions[{index}]"

@@ -86,7 +86,7 @@ def response_routes(api: ApiContext) -> list[Route]:
 class Running:
     """A response that is being streamed.
 
-    group: the ID of its request in the front.
+    group: the ID of its request in the front end.
     """
 
     response: dict[str, Any]
@@ -96,7 +96,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """The contents of a request for a response, after parsing."""
+    """A parsed request for a response."""
 
     request: ResponsesRequest
     requests: list[GenerationRequest]  # a single request, removed when it is prepared
@@ -107,7 +107,7 @@ class ResponseAsked:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held in memory during the answer, not including encoded images."""
+        """Return the bytes of memory that the request takes during its answer, except images."""
         before = 0 if self.before is None else self.before.total
         return before + sum(len(item) for _, item in self.packed or ())
 

@@ -332,7 +332,7 @@ def _whole(item: Item, item_id: str) -> Item:
 
 
 def _as_input(content: Any) -> Any:
-    """Return a content in the format of the API's input. Clients recognize an image by its
+    """Convert a content to the format of the API's input. Clients recognize an image by its
     `detail`.
     """
     if isinstance(content, ImageContent) and content.detail is None:
@@ -376,7 +376,7 @@ class _Turn:
 
     def call(self, item: CallItem, place: str) -> None:
         if len(self.calls) == MAX_CALLS:
-            raise InvalidRequest(f"{place}: one turn has at most {MAX_CALLS} calls", place)
+            raise InvalidRequest(f"{place}: a turn may have at most {MAX_CALLS} calls", place)
         if len(item.name) > MAX_NAME:
             where = f"{place}.name"
             raise InvalidRequest(f"{where}: expected at most {MAX_NAME} characters", where)
@@ -386,7 +386,7 @@ class _Turn:
         """Add a call to the computer, as one tool call per action."""
         for past in read_actions(item.action, item.actions, place):
             if len(self.calls) == MAX_CALLS:
-                raise InvalidRequest(f"{place}: one turn has at most {MAX_CALLS} calls", place)
+                raise InvalidRequest(f"{place}: a turn may have at most {MAX_CALLS} calls", place)
             self.actions[len(self.calls)] = past
             given = WORDS.write(past.action)
             assert given is not None  # `read_actions` has produced it with the same format

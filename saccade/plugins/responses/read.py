@@ -140,7 +140,7 @@ def response_request(
         assert not isinstance(placed.item, ReferenceItem | bytes)  # references have been resolved
         reader.add_item(placed.item, placed.place, placed.where)
     if not (messages := reader.messages):
-        raise InvalidRequest("input: it has no content", "input")
+        raise InvalidRequest("input: at least one message with content is required", "input")
     text = form.text or ResponseText()
     tools, computer = _tool_set(form), read_computer(form.tools or (), reader.acted)
     if computer is not None:
@@ -179,7 +179,7 @@ def _constraint(text: TextFormat | None) -> OutputConstraint | None:
         return None
     if text.type != "json_schema" and text.schema is not None:
         where = "text.format.schema"
-        raise InvalidRequest(f"{where}: not allowed with type {text.type!r}", where)
+        raise InvalidRequest(f"{where} is not allowed with type {text.type!r}", where)
     if text.type == "text":
         return None
     if text.type == "json_object":
@@ -205,7 +205,7 @@ def _tool(tool: dict[str, Any], place: str) -> Tool | None:
     tool = read_members(tool, _TOOL, place)
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(
-            f"{place}.name: this parameter is required, as a text",
+            f"{place}.name: this parameter is required, and must be a string",
             f"{place}.name",
             "missing_required_parameter",
         )
@@ -261,7 +261,9 @@ def _allowed(mode: Any, allowed: list[Any], offered: set[str], computer: bool) -
         where = "tool_choice.mode"
         raise InvalidRequest(f'{where}: expected "auto" or "required"', where)
     if not allowed:
-        raise InvalidRequest("tool_choice.tools: the list is empty", "tool_choice.tools")
+        raise InvalidRequest(
+            "tool_choice.tools: the list must name at least one tool", "tool_choice.tools"
+        )
     named: list[dict[str, Any]] = []
     for index, tool in enumerate(allowed):
         match tool:
@@ -271,5 +273,5 @@ def _allowed(mode: Any, allowed: list[Any], offered: set[str], computer: bool) -
                 named.append(ACT)
             case _:
                 where = f"tool_choice.tools[{index}]"
-                raise InvalidRequest(f"{where}: no such tool is offered", where)
+                raise InvalidRequest(f"{where}: tools has no tool with this name", where)
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}

@@ -185,7 +185,7 @@ class ResponseStore:
         return found
 
     def item(self, client: Client, item_id: str, param: str) -> bytes:
-        """Return an item in a stored conversation. Raises NotFound if it is unknown."""
+        """Return an item of a stored conversation, as JSON. Raises NotFound if it is unknown."""
         self._expire()
         own = self._by_client.get(client.name)
         if own is None or item_id not in own.items:

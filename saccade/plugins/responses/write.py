@@ -94,7 +94,7 @@ class ResponseStream:
         return [*events, self._whole("response.incomplete")]
 
     def fail(self, error: RequestError) -> list[ResponseEvent]:
-        """Return the events that report that the answer has failed."""
+        """Return the events that report `error` to the client."""
         events = self._close("incomplete")
         code = "server_error"
         if isinstance(error, ImageError):

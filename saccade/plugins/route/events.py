@@ -10,7 +10,7 @@ MAX_WAITING = 1 << 18
 
 
 class Events:
-    """Splits one stream into complete events, and buffers the rest."""
+    """Splits one stream into complete events, and buffers the incomplete remainder."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

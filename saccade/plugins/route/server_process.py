@@ -146,5 +146,5 @@ class OwnedServer:
         status = self._process.wait()
         if not self._address.done():
             why = "".join(self._said).strip()
-            self._address.set_exception(StartupError(f"the server ended with {status}: {why}"))
+            self._address.set_exception(StartupError(f"the server exited with {status}: {why}"))
         self.ended.set_result(status)

@@ -101,7 +101,7 @@ class _Scores:
     async def _read(
         self, asked: EmbedAsked | RankAsked, receive: Receive, held: BufferedBody
     ) -> tuple[str, list[WasRead]]:
-        """Compute the prompts of a request. Returns the name of the requested model or adapter, and
+        """Run the prompts of a request. Returns the name of the requested model or adapter, and
         the results.
         """
         model, adapter = self.handler.model_of(asked.model)

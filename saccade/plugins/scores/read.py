@@ -87,7 +87,9 @@ def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> E
     embed = _Embedder(scoring, scope, request.images)
     if _is_given(given.input) == _is_given(given.messages):
         if _is_given(given.input):
-            raise InvalidRequest("input and messages are mutually exclusive", "messages")
+            raise InvalidRequest(
+                "input and messages are mutually exclusive: send one of them", "messages"
+            )
         raise missing("input")
     chats = _is_given(given.messages)
     reads = embed.chats(given.messages) if chats else embed.inputs(given.input)
@@ -108,7 +110,7 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
         if len(memoryview(raw)) > len("[]")
     }
     if len(given) != 1:
-        raise InvalidRequest("expected one of texts, images and inputs", "inputs")
+        raise InvalidRequest("send exactly one of texts, images and inputs", "inputs")
     ((name, raw),) = given.items()
     items = _items(raw, name)
     texts: tuple[str, ...] = ()
@@ -163,8 +165,8 @@ def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAs
     first, second = read
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"{len(first)} queries and {len(second)} documents: send one query, or as many as "
-            "documents",
+            f"{len(first)} queries do not match {len(second)} documents: send one query, or as "
+            "many as documents",
             "text_1",
         )
     return _ranks(scoring, request.scope, first, second)
@@ -178,10 +180,10 @@ def _items(raw: Raw, name: str) -> list[Raw]:
     """Return the entries of a list, as JSON. Raises InvalidRequest if it is empty or too long."""
     items = _LIST.json(raw, name)
     if not items:
-        raise InvalidRequest(f"{name}: the list is empty", name)
+        raise InvalidRequest(f"{name}: the list must have at least one entry", name)
     if len(items) > MAX_INPUTS:
         raise InvalidRequest(
-            f"{name}: {len(items)} entries; the limit is {MAX_INPUTS}: send them in several "
+            f"{name} has {len(items)} entries; the limit is {MAX_INPUTS}: send them in several "
             "requests",
             name,
         )
@@ -229,7 +231,7 @@ class _Embedder:
 
     def text(self, text: str, place: str) -> ReadRequest:
         if not text:
-            raise InvalidRequest(f"{place}: the text is empty", place)
+            raise InvalidRequest(f"{place}: the text must not be empty", place)
         return self._whole((MessageText(text, place),), self._scope.instruction, place)
 
     def _text(self, raw: Raw, place: str) -> ReadRequest:
@@ -239,7 +241,7 @@ class _Embedder:
         """Convert a list of tokens to a prompt without a template."""
         tokens = _TOKENS.json(raw, place)
         if not tokens:
-            raise InvalidRequest(f"{place}: the list is empty", place)
+            raise InvalidRequest(f"{place}: the list must have at least one entry", place)
         read = read_request if self._late is None else self._late.read_tokens
         return read(tuple(tokens), place, salt=self._scope.salt)
 

@@ -25,7 +25,7 @@ from saccade.runtime.row_parts import ExtraRow, RowOutcome
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The scores of runs of prompt tokens.
+    """The log-probabilities and ranks of contiguous runs of prompt tokens.
 
     runs: for each run, its row in the plan, and the index of its first token.
     tensors: for each run of C tokens, ids [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks
@@ -99,7 +99,7 @@ class RowsRead:
 
 
 class StateReader:
-    """Computes readings of prompts with one network.
+    """Computes embeddings, or logits of labels, at the end of prompts with one network.
 
     keeps: whether this rank returns the results.
     """
@@ -138,7 +138,7 @@ class StateReader:
 
 
 def block_rows(net: FamilyNet) -> int:
-    """Return the number of rows to which the output head is applied at a time."""
+    """Return the number of tokens for which logits are computed at a time, to limit memory."""
     return max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
 
 

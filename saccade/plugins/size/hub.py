@@ -38,7 +38,7 @@ def described_folder(model: str, revision: str | None, mmproj: str | None) -> It
         return
     if file or mmproj or "gguf" in name.lower():
         raise CheckpointError(
-            f"{model}: the headers of GGUF files are not read from the hub; download the file, and "
+            f"{model}: the headers of GGUF files are not read from the hub: download the file, and "
             "give its path"
         )
     with TemporaryDirectory() as folder:

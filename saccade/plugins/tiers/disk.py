@@ -173,7 +173,7 @@ class Folder(Generic[K]):
 
     def _read(self, file: BufferedReader, key: K, size: int) -> torch.Tensor:
         if self._user not in (None, os.fstat(file.fileno()).st_uid):
-            raise OSError(errno.EPERM, "it belongs to another user")
+            raise OSError(errno.EPERM, "the file belongs to another user")
         header = read_header(file)
         found, its_size = self._items.check(header, self.name(key))
         if its_size != size:

@@ -125,7 +125,7 @@ class SharedBudget:
         """
         needed = on_disk(nbytes)
         if needed > self._budget:
-            raise OSError(errno.ENOSPC, "it is larger than the budget")
+            raise OSError(errno.ENOSPC, "the file is larger than the directory's size limit")
         path = target.parent / f".{secrets.token_hex(8)}{DRAFT}"
         with self._locked() as lock:
             used = self._read(lock)

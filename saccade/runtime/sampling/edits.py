@@ -96,12 +96,17 @@ class Edit:
         return cls(params, history, bias, bans)
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """Change the next token's logits in place, and return `masked`.
+        """Apply bans, biases and penalties to the next token's logits, in place.
 
-        A ban is ignored if it would leave no token. The order is the same as in vLLM: first bans
-        and biases, then penalties. The repetition penalty (Keskar et al. 2019, CTRL) counts tokens
-        of the prompt and the output. OpenAI's presence and frequency penalties count tokens of the
-        output.
+        If all other tokens are already banned, the bans are not applied. The order is the same as
+        in vLLM: first bans and biases, then penalties. The repetition penalty (Keskar et al. 2019,
+        CTRL) applies to tokens of the prompt and the output. OpenAI's presence and frequency
+        penalties count tokens of the output.
+
+        row: the logits, [vocab_size].
+        count: how many tokens were sampled before.
+        masked: True if some logits may already be -inf. Returned unchanged, because bans of end
+            tokens alone cannot forbid all tokens.
         """
         if self.bans is not None and self.params.tokens_due(count):
             banned = row.index_select(0, self.bans)

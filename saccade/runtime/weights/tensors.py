@@ -157,8 +157,8 @@ def weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{strange[0]} is not a file")  # opening a pipe would block
     if not files:
         raise CheckpointError(
-            f"{folder} has no *.safetensors file and no list of weights in another format (--tune "
-            "load_format=dummy needs none)"
+            f"{folder} has no *.safetensors file: complete the download, or use random weights "
+            "with --tune load_format=dummy"
         )
     return files
 

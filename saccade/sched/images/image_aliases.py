@@ -4,7 +4,7 @@ them.
     pixels arrive ──▶ their hash is known, and an image with equal pixels has an embedding: use it
                   └─▶ otherwise the image becomes the original for these pixels
 
-The prefix cache and the front use each image's own key. A sequence that uses another image's
+The prefix cache and the front end use each image's own key. A sequence that uses another image's
 embedding (`PromptImages.show_as`) returns to its own key before it requests pixels. Images of
 different tenants (salts) are never aliases.
 """
@@ -31,7 +31,7 @@ class ImageAliases:
         """Start without aliases.
 
         lives: returns True if an image's embedding is cached, or will be without another request to
-            the front.
+            the front end.
         users: maps the key in use to the sequences that use this image. This class updates it.
         """
         self._lives = lives
@@ -68,7 +68,7 @@ class ImageAliases:
     def take_found(self) -> tuple[tuple[ImageKey, Image], ...]:
         """Return the aliases found since the last call, and clear them.
 
-        The front may store them for later runs of the server.
+        The front end may store them for later runs of the server.
         """
         found, self.found = tuple(self.found), []
         return found

@@ -17,8 +17,8 @@ Resources are granted in order of urgency: to running sequences first, then to w
 order of their turns. There is no deadlock, because the first missing image may take the resources
 that it lacks: slots of pixels that arrived too early, and device memory of prefetched embeddings.
 If a running sequence would otherwise be stuck, the device's budget may be exceeded. A slot that is
-being written, or read by the vision encoder, stays in use until the front or the workers report the
-end.
+being written, or read by the vision encoder, stays in use until the front end or the workers report
+the end.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ImageScheduler:
                 users.append(sequence)
 
     def ask_early(self, sequence: Sequence) -> None:
-        """Request a new sequence's images from the front without waiting for the next plan.
+        """Request a new sequence's images from the front end without waiting for the next plan.
 
         Does nothing if an earlier sequence could not request all of its images.
         """
@@ -187,13 +187,13 @@ class ImageScheduler:
         return sum(move.num_tokens for move in moves) * self._embeddings.bytes_per_token
 
     def take_notices(self) -> Notices:
-        """Return the updates for the front since the last call, and clear them."""
+        """Return the updates for the front end since the last call, and clear them."""
         aliases = self.aliases.take_found() if self.aliases.found else ()
         notices = Notices(tuple(self._want), tuple(self._unwanted), aliases)
         self._want, self._unwanted = [], {}
         return notices
 
-    # ---- events from the front and the workers
+    # ---- events from the front end and the workers
 
     def pixels_ready(
         self,
@@ -202,9 +202,10 @@ class ImageScheduler:
         pixels: bytes = b"",
         tiles: tuple[bytes, ...] = (),
     ) -> None:
-        """Record that the front has finished writing to the image's slot.
+        """Record that the front end has written an image to its slot, so that the image can be
+        encoded.
 
-        given: True if the slot has an embedding computed by another server, instead of pixels.
+        given: True if the slot contains an embedding from another server, instead of pixels.
         pixels: the hash of the pixels, or b"" if none was computed.
         tiles: the hashes of the image's tiles, if any.
         """
@@ -222,11 +223,11 @@ class ImageScheduler:
         self.settle(key)
 
     def pixels_failed(self, key: ImageKey) -> list[Sequence]:
-        """Free the slot of an image that the front could not decode. Return the sequences that need
-        it.
+        """Free the slot of an image that the front end could not decode. Return the sequences that
+        need the image.
 
-        The result is empty if decoding was cancelled. If the image is needed again by now, it is
-        requested again.
+        The result is empty if decoding was cancelled. If a sequence needs the image again by now,
+        its pixels are requested again.
         """
         under_way = self._under_way.pop(key)
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -270,7 +271,7 @@ class ImageScheduler:
 
     def _lives(self, key: ImageKey) -> bool:
         """Return True if the embedding is cached, or will be without another request to the
-        front.
+        front end.
         """
         under_way = self._under_way.get(key)
         if under_way is not None:
@@ -471,7 +472,7 @@ class ImageScheduler:
             self.slots.keep_pixels(under_way.image.key, under_way.slot)
 
     def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
-        """Start to load an absent image from disk, from cached pixels or from the front.
+        """Start to load an absent image from disk, from cached pixels or from the front end.
 
         Returns True if later images may be loaded as well, False if enough images are in flight or
         the arena is full.
@@ -498,7 +499,7 @@ class ImageScheduler:
     def _request_pixels(self, image: Image) -> bool:
         slot = self.slots.reserve(image)
         if slot is not None:
-            # The front can only decode images under the keys of the requests that contain them.
+            # The front end can only decode images under the keys of the requests that contain them.
             for sequence in list(self._users.get(image.key, ())):
                 self._reclaim(sequence)
             self._under_way[image.key] = InFlightImage(image, slot, "asked", image.num_patches)
@@ -545,12 +546,12 @@ class ImageScheduler:
     # ---- embeddings
 
     def _within_step(self, here: InFlightImage, builder: PlanBuilder) -> bool:
-        """Return True if the step may start to encode the image.
+        """Return True if the image may be encoded from this step on.
 
-        One image may always be encoded, and further ones within the limit on patches. Embeddings
-        from another server do not count. If an encoding was started for a background request, and
-        other requests need it by now, it must end first, because the workers still give it a low
-        priority.
+        An embedding from another server may always be used. Otherwise the number of patches being
+        encoded is limited, except that a single image of any size may be encoded. No other image
+        may be encoded while another request waits for an encoding that a background request
+        started: the workers run that encoding with low priority until it is finished.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         if any(each.idle and self._awaited(each.image.key) for each in encoding):

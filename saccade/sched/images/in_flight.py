@@ -20,12 +20,12 @@ class InFlightImage:
 
     image: Image
     slot: PixelSlot
-    # asked: the front writes to the slot. arrived: the pixels are in the slot. encoding: the vision
-    # encoder reads the slot.
+    # asked: the front end writes to the slot. arrived: the pixels are in the slot. encoding: the
+    # vision encoder reads the slot.
     stage: Literal["asked", "arrived", "encoding"]
     patches: int  # how many patches the vision encoder must compute
     reused: bool = False  # the pixels were still in the slot from an earlier use
-    unwanted: bool = False  # the front was notified to stop decoding
+    unwanted: bool = False  # the front end was notified to stop decoding
     given: bool = False  # the slot has an embedding computed by another server
     adapter: int = 0  # index of the adapter that the image is encoded with, 0 for none
     idle: bool = False  # when the encoding started, only background requests needed the image

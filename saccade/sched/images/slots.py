@@ -1,7 +1,7 @@
 """Allocates slots for images in the pixel arena (shared memory), and caches pixels for a later use.
 
-The front and the workers write and read the slots. This module manages only offsets and sizes. A
-slot is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache:
+The front end and the workers write and read the slots. This module manages only offsets and sizes.
+A slot is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache:
 they are evicted when space is needed.
 """
 
@@ -25,7 +25,7 @@ pixels are requested instead, which take at most a fifth of the embedding's size
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """Updates for the front: images to decode, images no longer needed, and new aliases."""
+    """Updates for the front end: images to decode, images no longer needed, and new aliases."""
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()  # images to decode, each into its slot
     unwanted: tuple[ImageKey, ...] = ()  # images no longer needed: cancel their decoding
@@ -98,7 +98,7 @@ class PixelSlots:
         return aligned(math.prod(image.canvas) * 3) <= self.size
 
     def reserve(self, image: Image) -> PixelSlot | None:
-        """Return a new slot that the front can write to, or None if there is too little space.
+        """Return a new slot that the front end can write to, or None if there is too little space.
 
         Evicts cached pixels if necessary.
         """

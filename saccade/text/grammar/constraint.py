@@ -107,7 +107,7 @@ def read_response_format(
     for name in taken.values():
         if value.get(name) is not None and name != taken.get(kind):
             where = f"{param}.{name}"
-            raise InvalidRequest(f"{where}: not allowed with type {kind!r}", where)
+            raise InvalidRequest(f"{where} is not allowed with type {kind!r}", where)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -184,7 +184,7 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputCon
                 try:
                     value = json.loads(value)
                 except (ValueError, RecursionError) as error:
-                    raise InvalidRequest(f"{param}: not JSON: {error}", param) from None
+                    raise InvalidRequest(f"{param} is not valid JSON: {error}", param) from None
             return OutputConstraint("json", value, param, spacing)
         case "json_object":
             if not isinstance(value, bool):
@@ -193,10 +193,12 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputCon
         case "choice":
             whole = isinstance(value, list | tuple) and 0 < len(value) <= MAX_CHOICES
             if not whole or not all(isinstance(each, str) for each in value):
-                raise InvalidRequest(f"{param}: expected a list of 1 to {MAX_CHOICES} texts", param)
+                raise InvalidRequest(
+                    f"{param}: expected a list of 1 to {MAX_CHOICES} strings", param
+                )
             return OutputConstraint("choice", list(value), param)
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{param}: expected a text that is not empty", param)
+        raise InvalidRequest(f"{param}: expected a non-empty string", param)
     return OutputConstraint("regex" if mode == "regex" else "lark", value, param)
 
 
@@ -207,7 +209,7 @@ def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
             raise InvalidRequest(f"{where}: expected a regular expression", where)
         if len(breaks) > MAX_BREAKS_CHARACTERS:
             raise InvalidRequest(
-                f"{where}: {len(breaks)} characters; the limit is {MAX_BREAKS_CHARACTERS}", where
+                f"{where} has {len(breaks)} characters; the limit is {MAX_BREAKS_CHARACTERS}", where
             )
         return Spacing((",", ":"), breaks)
     return {True: COMPACT, False: FREE}.get(compact, AS_DUMPED)

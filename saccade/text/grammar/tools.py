@@ -85,7 +85,9 @@ def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) 
     Raises InvalidRequest for too many tools, duplicate names, or too much text.
     """
     if given is not None and len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
+        raise InvalidRequest(
+            f"tools has {len(given)} tools; the limit is {MAX_TOOLS}: send fewer", "tools"
+        )
     named: dict[str, Tool] = {}
     for index, each in enumerate(given or ()):
         tool = read(each, f"tools[{index}]")
@@ -93,12 +95,12 @@ def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) 
             continue
         if tool.name in named:
             where = f"{tool.place}.name"
-            raise InvalidRequest(f"{where}: duplicate tool name {tool.name!r}", where)
+            raise InvalidRequest(f"{where}: the tool name {tool.name!r} is used twice", where)
         named[tool.name] = tool
     if (size := sum(tool.num_characters for tool in named.values())) > MAX_TOOLS_CHARACTERS:
         raise InvalidRequest(
-            f"tools: {size} characters in all; the limit is {MAX_TOOLS_CHARACTERS}: send fewer, "
-            "or shorten their descriptions",
+            f"tools has {size} characters in total; the limit is {MAX_TOOLS_CHARACTERS}: send "
+            "fewer, or shorten their descriptions",
             "tools",
         )
     return tuple(named.values())
@@ -137,7 +139,7 @@ def read_function(function: Mapping[str, Any], where: str, schema: str = "parame
     most = MAX_DESCRIPTION_CHARACTERS
     if not (description is None or (isinstance(description, str) and len(description) <= most)):
         raise InvalidRequest(
-            f"{where}.description: expected a text of at most {most} characters",
+            f"{where}.description: expected a string of at most {most} characters",
             f"{where}.description",
         )
     strict = function.get("strict")
@@ -160,7 +162,7 @@ def _check_parameters(schema: Any, where: str) -> int:
         (size.depth, _MAX_DEPTH, "lists and objects within each other"),
     ):
         if has > most:
-            raise InvalidRequest(f"{where}: {has} {what}; the limit is {most}", where)
+            raise InvalidRequest(f"{where} has {has} {what}; the limit is {most}", where)
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"{where}: expected a JSON schema, an object", where)
     kind, properties = schema.get("type", "object"), schema.get("properties", {})

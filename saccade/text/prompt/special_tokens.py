@@ -81,7 +81,7 @@ class Literals:
             given = _replace(written, pairs)
         except RecursionError:
             raise InvalidRequest(
-                f"{names['messages']}: nested too deeply", names["messages"]
+                f"{names['messages']} is nested too deeply: make it flatter", names["messages"]
             ) from None
         back = [(stand_in, key) for key, stand_in in pairs]
         try:

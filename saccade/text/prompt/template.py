@@ -263,7 +263,7 @@ class ChatTemplate:
             text = self._write(name, given, messages, tools, add_generation_prompt)
         except _REFUSALS as error:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", names["messages"]
+                f"the model's chat template rejects these messages: {error}", names["messages"]
             ) from error
         if continue_final_message:
             text = _cut_at_mark(text, last, continued)

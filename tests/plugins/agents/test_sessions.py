@@ -39,7 +39,7 @@ def opened(url: str) -> OpenedImage:
 
 
 def ask(sessions: Sessions, messages: list[Any], tenant: Tenant = US) -> SessionTurn | None:
-    """Follow a request as the front does: only chats that go on."""
+    """Follow a request as the front end does: only chats that go on."""
     chat = Chat(tuple(message_from_object(m, f"messages[{i}]") for i, m in enumerate(messages)))
     if not chat.goes_on:
         return None

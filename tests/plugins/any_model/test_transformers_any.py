@@ -424,7 +424,7 @@ def test_what_transformers_does_not_load_ends_with_its_reason(tmp_path: Path) ->
 def test_an_inspector_that_dies_is_said_to_have_ended(tmp_path: Path) -> None:
     inspector = Inspector(OwnProcessor(str(make_any(tmp_path, "llama"))))
     inspector.ask(ModelQuestion())
-    with pytest.raises(CheckpointError, match="that loads it with transformers ended with status"):
+    with pytest.raises(CheckpointError, match="that loads it with transformers exited with status"):
         inspector.ask(SizeQuestion((0, 0)))  # of a model without images
 
 

@@ -61,10 +61,10 @@ def test_an_image_that_there_can_be_is_read() -> None:
         (image((1, 4, 4), 4, patches=2**62), f"num_patches is {2**62}: it exceeds"),
         (image((1, 4, 4), 4, canvas=(2**62, 1)), f"canvas is {2**62}: it exceeds"),
         (image((1, 4, 4), 4, canvas=(1 << 20, 1 << 20)), "canvas is 1099511627776: it exceeds"),
-        (image((1, -4, -4), 4), "invalid image"),
-        (image((1, 4, 4), 4, canvas=(64, -64)), "invalid image"),
-        (image((1, 4, 4), 5), "invalid image"),
-        (image((0, 0, 0), 0), "invalid image"),
+        (image((1, -4, -4), 4), "the image is invalid"),
+        (image((1, 4, 4), 4, canvas=(64, -64)), "the image is invalid"),
+        (image((1, 4, 4), 5), "the image is invalid"),
+        (image((0, 0, 0), 0), "the image is invalid"),
     ],
 )
 def test_numbers_beyond_all_images_are_refused_by_name(wanted: Image, told: str) -> None:

@@ -45,7 +45,7 @@ def carry_out(decider: EncodeScheduler, plan: Plan) -> list[Delta]:
 
 
 def ready(decider: EncodeScheduler) -> list[ImageKey]:
-    """The front brings all that is wanted."""
+    """The front end brings all that is wanted."""
     wanted = [key for key, _ in decider.take_notices().want]
     for key in wanted:
         decider.pixels_ready(key)

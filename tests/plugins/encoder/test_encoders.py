@@ -127,7 +127,7 @@ def test_encoders_are_named_once_and_only_where_somebody_asks_them() -> None:
         with pytest.raises(ConfigError, match="--role language requires --encoders"):
             RoleOptions(**options)
     for encoders, word in (
-        (("http://a:1", "./x"), "one file, or URLs"),
+        (("http://a:1", "./x"), "either one file or a list of URLs"),
         (("a:1",), r"http://HOST"),
     ):
         with pytest.raises(ConfigError, match=f"^--encoders .*{word}"):

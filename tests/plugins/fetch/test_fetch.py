@@ -135,7 +135,7 @@ async def test_a_failed_fetch_is_not_remembered() -> None:
             await ok(path, writer)
 
     async with origin(second_time) as server, fetcher() as (fetch, _):
-        with pytest.raises(ImageError, match="answers 503"):
+        with pytest.raises(ImageError, match="returned HTTP status 503"):
             await fetch.fetch(server.url, "")
         assert await fetch.fetch(server.url, "") == PICTURE
 
@@ -221,7 +221,7 @@ async def test_pictures_are_kept_as_their_servers_allow() -> None:
             assert await fetch.fetch(f"{server.url}/moved", "") == PICTURE
         assert [line.split()[1] for line in server.requests] == ["/moved"]
         for _ in range(2):
-            with pytest.raises(ImageError, match="answers 404"):
+            with pytest.raises(ImageError, match="returned HTTP status 404"):
                 await fetch.fetch(f"{server.url}/gone", "")
         assert len(server.requests) == 3, "failures are not remembered"
         await fetch.fetch(f"{server.url}/fresh", "tenant")

@@ -75,7 +75,7 @@ BAD = {
     "many tensors": (head(HUGE, 0), f"{HUGE} tensors; the limit is 65536"),
     "tensors without room": (head(60_000, 0), "60000 tensors do not fit into it"),
     "many fields": (head(0, HUGE), f"{HUGE} metadata fields; the limit is 4096"),
-    "long text": (head(0, 1, struct.pack("<Q", 1 << 60) + bytes(8)), "a text of"),
+    "long text": (head(0, 1, struct.pack("<Q", 1 << 60) + bytes(8)), "a string has"),
     "long array": (head(0, 1, array("a", 4, HUGE)), f"{HUGE} values of a; the limit is"),
     "array without room": (head(0, 1, array("a", 8, 1 << 20)), "values of a do not fit"),
     "array of arrays": (head(0, 1, array("a", 9, 1)), "an array of type 9"),
@@ -89,7 +89,7 @@ BAD = {
     "half a block": (head(1, 0, tensor("t", (33,), 8)), "not a possible shape for format Q8_0"),
     "outside": (head(1, 0, tensor("t", (32,), 0, 1 << 62)), "tensor t ends at byte"),
     "cut values": (head(1, 0, tensor("t", (1 << 30,))), "download it again"),
-    "twice": (head(2, 0, tensor("t", (1,)) * 2 + bytes(64)), "duplicate tensor name"),
+    "twice": (head(2, 0, tensor("t", (1,)) * 2 + bytes(64)), "two tensors have the same name"),
     "alignment": (
         head(0, 1, text("general.alignment") + struct.pack("<II", 4, 12)),
         "must be a power of two",
@@ -124,7 +124,9 @@ def test_many_arrays_take_no_more_memory_than_one(tmp_path: Path, *, texts: bool
                 file.seek(header.MAX_ITEMS, 1)
         file.write(bytes(8))
     assert path.stat().st_blocks * 512 < path.stat().st_size / 50
-    words = "texts of" if texts else f"its arrays up to a1 have {2 * header.MAX_ITEMS} values"
+    words = (
+        "its strings have" if texts else f"its arrays up to a1 have {2 * header.MAX_ITEMS} values"
+    )
     with pytest.raises(CheckpointError, match=words):
         read_header(path)
 
@@ -168,7 +170,7 @@ def test_files_that_do_not_belong_together_are_refused(
     files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     second = write_files(gguf_checkpoint("qwen2_5_vl"), tmp_path, Kind.F32)
-    with pytest.raises(CheckpointError, match=r"of type qwen2\.5vl_merger.*not belong to qwen3vl"):
+    with pytest.raises(CheckpointError, match=r"type qwen2\.5vl_merger.*not belong to qwen3vl"):
         write_folder([files.model], second.mmproj)
     with pytest.raises(CheckpointError, match=r"has no vision encoder"):
         write_folder([files.model], second.model)

@@ -154,16 +154,16 @@ def spoilt(file: GgufFile, **changes: Any) -> GgufFile:
         ({"model": "t5"}, r"model 't5' is not supported \(supported: gpt2, llama, gemma4\); try"),
         ({"model": "llama"}, "tokenizer.ggml.scores is missing"),
         ({"model": "llama", "scores": [0.0] * 600}, "scores do not define the order of merges"),
-        ({"model": "llama", "scores": [0.0]}, "1 of tokenizer.ggml.scores, but 600 tokens"),
+        ({"model": "llama", "scores": [0.0]}, "tokenizer.ggml.scores has 1 values for 600 tokens"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
-        ({"tokens": ["a"]}, "1 tokens, but 600 of tokenizer.ggml.token_type"),
+        ({"tokens": ["a"]}, "tokenizer.ggml.token_type has 600 values for 1 tokens"),
         ({"tokens": ["a"] * 600}, "its vocabulary contains a token twice"),
         (
             {"merges": ["zzz yyy"]},
-            "a merge of 'zzz' and 'yyy': one of them, or both joined, is not a token",
+            "merges has 'zzz' and 'yyy', but one of them, or both joined, is not a token",
         ),
         ({"merges": ["one"]}, "'one' of tokenizer.ggml.merges is not a pair"),
-        ({"add_bos_token": True}, "add_bos_token, but tokenizer.ggml.bos_token_id is None"),
+        ({"add_bos_token": True}, "add_bos_token is true, but tokenizer.ggml.bos_token_id is None"),
         ({"add_eos_token": True}, "add_eos_token is not supported"),
     ],
 )
@@ -175,5 +175,5 @@ def test_another_vocabulary_is_refused_by_name(
 
 
 def test_a_token_by_role_that_is_none_is_refused(pair: tuple[Path, GgufFile]) -> None:
-    with pytest.raises(CheckpointError, match="eos_token_id 999 is none of 600 tokens"):
+    with pytest.raises(CheckpointError, match="eos_token_id 999 is not one of the 600 tokens"):
         tokenizer_settings(spoilt(pair[1], eos_token_id=999))

@@ -1,4 +1,4 @@
-"""The front of a server whose first answer is held to a form."""
+"""The front end of a server whose first answer is held to a form."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class FakeServer:
         if self.model in self.world.failing:
             self.last_lines = ["loading", "error: the checkpoint is damaged", ""]
             self.ended.set_result(1)
-            raise StartupError("the server ended with 1")
+            raise StartupError("the server exited with 1")
         self._listener = await asyncio.start_server(self._answer, self.host, 0)
         return f"http://{self.host}:{self._listener.sockets[0].getsockname()[1]}"
 

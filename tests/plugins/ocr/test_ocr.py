@@ -123,7 +123,7 @@ def test_a_task_is_asked_as_the_model_was_trained(
     ("model", "has"), [("zai-org/GLM-OCR", "formula, table"), ("Qwen3-VL", "no tasks")]
 )
 def test_a_task_that_a_model_was_not_trained_for_is_refused(model: str, has: str) -> None:
-    with pytest.raises(ConfigError, match=f"--task chart: {model} has {has}; --prompt asks"):
+    with pytest.raises(ConfigError, match=f"--task chart: {model} has {has}; use --prompt"):
         asked(model, None, None, "chart")
 
 
@@ -297,7 +297,7 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 
 
 def test_a_range_beyond_a_file_is_that_files_error() -> None:
-    with pytest.raises(SaccadeError, match="asks for page 6, and the file has 5 pages"):
+    with pytest.raises(SaccadeError, match="requests page 6, but the file has 5 pages"):
         chosen(page_ranges("1,6-"), 5)
 
 
@@ -310,8 +310,8 @@ def test_a_range_beyond_a_file_is_that_files_error() -> None:
         ({"ngram": 257}, "--no-repeat-ngram 257"),
         ({"ngram": -1}, "--no-repeat-ngram -1"),
         ({"pages": "x"}, "--pages x"),
-        ({"task": "poem"}, "--task poem: known are chart, formula, seal, spotting, table"),
-        ({"task": "table", "prompt": "Read."}, "--task table is a prompt: leave out --prompt"),
+        ({"task": "poem"}, "--task poem is not supported: use one of chart, formula"),
+        ({"task": "table", "prompt": "Read."}, "--task table sets the prompt: omit --prompt"),
         ({"output": Path("/dev/null")}, "--output '/dev/null' is not a file"),
         ({"output": Path("/nowhere/o.md")}, "--output /nowhere/o.md: No such file"),
         ({"output": Path("{0}")}, "is one of the files to read"),

@@ -89,9 +89,9 @@ def test_a_gpu_is_booked_where_there_is_a_driver(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        (("--port", "3"), "replicas choose it themselves"),
+        (("--port", "3"), "is chosen by each replica"),
         (("--role", "encode"), "the deployment sets roles"),
-        (("--host=0.0.0.0",), "replicas choose it themselves"),
+        (("--host=0.0.0.0",), "is chosen by each replica"),
         (("--api-key", "secret"), "SACCADE_API_KEY"),
         (("--max-running-requests", "-1"), "--max-running-requests"),
     ],

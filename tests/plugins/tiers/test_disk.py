@@ -332,7 +332,7 @@ def test_somebody_elses_folder_is_refused_by_name(tmp_path: Path) -> None:
     """One of an earlier version, which had no marker, is taken over."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "letter.txt").write_text("dear")
-    with pytest.raises(OSError, match=r"it holds 'letter\.txt' and no \.saccade-embeddings"):
+    with pytest.raises(OSError, match=r"it contains 'letter\.txt' but no \.saccade-embeddings"):
         open_tier(tmp_path / "theirs")
     with pytest.raises(ConfigError, match=r"--embedding-cache-dir .*letter\.txt"):
         TierOptions(embedding_cache_dir=str(tmp_path / "theirs"))

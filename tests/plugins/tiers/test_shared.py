@@ -173,7 +173,7 @@ def test_a_folder_that_somebody_else_uses_is_refused_and_nothing_in_it_is_touche
         weights.parent.mkdir(exist_ok=True)
         weights.write_bytes(bytes(8 * ONE))
     before = tree(tmp_path)
-    told = "holds 'big' and no .saccade-embeddings.* choose an empty"
+    told = "contains 'big' but no .saccade-embeddings.* choose an empty"
     with pytest.raises(OSError, match=told):
         open_tier(tmp_path, ONE)
     with pytest.raises(ConfigError, match=f"--embedding-cache-dir .*{told}"):

@@ -36,7 +36,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     An Mpx is a million pixels, a GB/s a million bytes per ms.
     """
 
-    # the front
+    # the front end
     request: Cost
     """Per request: HTTP, template, tokenization, and messages to the engine and back."""
     seen: Cost
@@ -130,7 +130,7 @@ DEMO_RULES = ImageRules(16, 2, 4096, 3686400, (0.5,) * 3, (0.5,) * 3)
 
 H200 = Profile(
     Costs(
-        request=3.0,  # assumed: a few ms of CPU work in the front
+        request=3.0,  # assumed: a few ms of CPU work in the front end
         # `saccade bench media` at 1920x1080, a photograph as JPEG: CPU time on a core of decision
         # 009's small machine. The host of an H200 is assumed to be as fast.
         seen=0.15,
