@@ -83,24 +83,29 @@ def import_field(field: Callable[[Plugin], str | None]) -> list[Any]:
 def builder(
     socket: Callable[[Plugin], Offer | str | None], *of: object
 ) -> Callable[..., Any] | None:
-    """Import and return the object that an enabled plugin provides in a field, or None if no plugin
-    does.
+    """Import and return the object that `provided` names, or None if there is none."""
+    name = provided(socket, *of)
+    return None if name is None else resolve_name(name)
+
+
+def provided(socket: Callable[[Plugin], Offer | str | None], *of: object) -> str | None:
+    """Return the dotted name that an enabled plugin provides in a field, or None if no plugin does.
 
     of: the arguments of `Offer.asked`, which decides whether a plugin is enabled.
 
     Raises ConfigError if several plugins provide it.
     """
-    provided = ((plugin.name, socket(plugin)) for plugin in plugins())
+    offers = ((plugin.name, socket(plugin)) for plugin in plugins())
     found = {
         name: each if isinstance(each, str) else each.build
-        for name, each in provided
+        for name, each in offers
         if each is not None and (isinstance(each, str) or resolve_name(each.asked)(*of))
     }
     if len(found) > 1:
         raise ConfigError(
             f"the plugins {' and '.join(found)} provide the same part of the server: uninstall one"
         )
-    return next((resolve_name(name) for name in found.values()), None)
+    return next(iter(found.values()), None)
 
 
 def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:

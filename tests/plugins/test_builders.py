@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from saccade import plugins as found
+from saccade.core.arena import Arena
 from saccade.core.errors import ConfigError
+from saccade.core.metrics import Metrics
+from saccade.core.model_folder import DEMO
+from saccade.families.registry import load_spec
+from saccade.media.media import Media
 from saccade.plugin import Caches, Offer, Plugin, Requests
 from saccade.plugins import builder
+from tests.helpers.options import serve_options
 
 OFFER = Offer("json:loads", "json:loads")  # enabled if its argument is the text `true`
 
@@ -34,3 +40,19 @@ def test_two_plugins_may_not_provide_the_same_part(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ConfigError, match="one and other provide the same part"):
             builder(socket, *["true"] * (socket(pair[0]) == OFFER))
     assert builder(lambda plugin: plugin.caches.page_tiers, "false") is None
+
+
+@pytest.mark.parametrize("field", ["fetcher", "uploads"])
+def test_two_plugins_that_read_sources_are_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    both = Requests(**{field: "nowhere:imported"})
+    monkeypatch.setattr(
+        found, "plugins", lambda: (Plugin("a", requests=both), Plugin("b", requests=both))
+    )
+    arena = Arena.create(1 << 20)
+    try:
+        with pytest.raises(ConfigError, match="a and b provide the same part"):
+            Media(load_spec(DEMO), serve_options(), arena, Metrics())
+    finally:
+        arena.close()

@@ -711,6 +711,8 @@ async def judge(case: TwinCase, trial: Trial) -> Finding:
                 break
     except Refused as error:
         finding = Finding("not judged", f"refused: {str(error)[:200]}")
+    except httpx.TimeoutException:
+        finding = Finding("not judged", "the server does not answer in time")
     except httpx.HTTPStatusError as error:
         answer = error.response
         finding = Finding("not judged", f"HTTP {answer.status_code}: {answer.text[:200]}")

@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from saccade import __version__
 from saccade.core.model_folder import DEMO
@@ -21,11 +22,15 @@ from saccade_bench.peers.llama_convert import convert
 HERE = Path(__file__).parent
 CONVERTER = "llama-cpp-python==0.3.36"
 """Its source archive has llama.cpp's converter."""
-NO_TENANTS = "the engine documents no cache_salt"
-NO_PARTS = "the engine documents no regions of images"
-NO_LIMITS = "the engine documents no mm_processor_kwargs"
-NO_NAMES = "the engine documents no uuid of images"
-NO_ADAPTERS = "no adapter is loaded"
+LACKING = {
+    "tenant": "the engine documents no cache_salt",
+    "uuid": "the engine documents no uuid of images",
+    "region": "the engine documents no regions of images",
+    "page": "the engine documents no regions of images",
+    "limits": "the engine documents no mm_processor_kwargs",
+    "adapter": "no adapter is loaded",
+}
+"""Cases about features that most engines do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +99,12 @@ def as_published(folder: Path) -> Path:
     return out
 
 
-def vllm_mlx(name: str, *packages: str, options: str = "") -> ScoredEngine:
+def vllm_mlx(
+    name: str, *packages: str, options: str = "", absent: Mapping[str, str] = MappingProxyType({})
+) -> ScoredEngine:
     serve = f"{{python}} -m vllm_mlx.cli serve {{model}} --port {{port}}{options}"
-    absent = {
-        "tenant": NO_TENANTS,
-        "uuid": NO_NAMES,
-        "region": NO_PARTS,
-        "page": NO_PARTS,
-        "limits": NO_LIMITS,
-        "adapter": NO_ADAPTERS,
-    }
-    return ScoredEngine(
-        name, packages, serve, f"{serve} --disable-prefix-cache", as_published, absent
-    )
+    cold = f"{serve} --disable-prefix-cache"
+    return ScoredEngine(name, packages, serve, cold, as_published, {**LACKING, **absent})
 
 
 MLX_VLM = (
@@ -128,14 +126,7 @@ ENGINES = (
         f"{{python}} {HERE / 'llama_server.py'} {{model}} {{port}}",
         f"{{python}} {HERE / 'llama_server.py'} {{model}} {{port}} --cold",
         as_gguf,
-        {
-            "tenant": NO_TENANTS,
-            "uuid": NO_NAMES,
-            "region": NO_PARTS,
-            "page": NO_PARTS,
-            "limits": NO_LIMITS,
-            "adapter": NO_ADAPTERS,
-        },
+        LACKING,
     ),
     ScoredEngine(
         "mlx-vlm",
@@ -143,14 +134,7 @@ ENGINES = (
         f"env APC_ENABLED=1 APC_DISK_PATH={{scratch}} {MLX_VLM}",
         f"env APC_ENABLED=0 {MLX_VLM} --vision-cache-size 0",
         as_published,
-        {
-            "tenant": f"{NO_TENANTS}: a header names the tenant",
-            "uuid": NO_NAMES,
-            "region": NO_PARTS,
-            "page": NO_PARTS,
-            "limits": NO_LIMITS,
-            "adapter": NO_ADAPTERS,
-        },
+        {**LACKING, "tenant": f"{LACKING['tenant']}: a header names the tenant"},
     ),
     vllm_mlx("vllm-mlx", "vllm-mlx==0.6.0", "mlx[cpu]==0.32.4", options=" --mllm"),
     vllm_mlx(
@@ -160,5 +144,6 @@ ENGINES = (
         "mlx-vlm==0.3.12",
         "mlx-lm==0.30.7",
         "transformers==5.3.0",
+        absent={"aborted": "requests after an aborted stream got no answer within 4 minutes"},
     ),
 )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -37,7 +38,7 @@ from saccade.media.sources.source import (
     name_of,
 )
 from saccade.media.workers.pool import DecodePool
-from saccade.plugins import builder
+from saccade.plugins import provided
 
 if TYPE_CHECKING:
     from saccade.media.sources.uploaded import UploadedFiles
@@ -99,7 +100,8 @@ class SourceReader:
     """Reads the sources of all requests.
 
     Headers come from the cache `seen`, or are read by `pool`. The code for URLs and for uploaded
-    files is imported when it is first needed.
+    files is imported when it is first needed. The constructor raises ConfigError if several plugins
+    provide it.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class SourceReader:
         self._metrics = metrics
         self.inline = InlineBytes(options.media.max_image_bytes)
         self._fetcher: UrlReader | None = None
+        self._build_fetcher = provided(lambda plugin: plugin.requests.fetcher)
         self._files: UploadedFiles | None = None
+        self._build_files = provided(lambda plugin: plugin.requests.uploads)
         self._seen = seen
         self._pool = pool
         self._uploads = SingleFlight()
@@ -128,23 +132,21 @@ class SourceReader:
     def fetcher(self) -> UrlReader:
         """The object that downloads URLs. Raises ImageError if no plugin provides one."""
         if self._fetcher is None:
-            build = builder(lambda plugin: plugin.requests.fetcher)
-            if build is None:
+            if self._build_fetcher is None:
                 raise ImageError(
                     "this server does not fetch URLs: send the image's bytes as a data: URL",
                     code="invalid_image_url",
                 )
-            self._fetcher = build(self._options, self._metrics)
+            self._fetcher = resolve_name(self._build_fetcher)(self._options, self._metrics)
         return self._fetcher
 
     @property
     def files(self) -> UploadedFiles:
         """The files that clients have uploaded. Raises NotFound if no plugin stores files."""
         if self._files is None:
-            build = builder(lambda plugin: plugin.requests.uploads)
-            if build is None:
+            if self._build_files is None:
                 raise NotFound("this server does not store files: send the bytes as a data: URL")
-            self._files = build(self._options)
+            self._files = resolve_name(self._build_files)(self._options)
         return self._files
 
     async def read_source(
