@@ -13,7 +13,6 @@ import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from saccade import __version__
 from saccade.core.model_folder import DEMO
@@ -99,9 +98,7 @@ def as_published(folder: Path) -> Path:
     return out
 
 
-def vllm_mlx(
-    name: str, *packages: str, options: str = "", absent: Mapping[str, str] = MappingProxyType({})
-) -> ScoredEngine:
+def vllm_mlx(name: str, *packages: str, options: str = "", **absent: str) -> ScoredEngine:
     serve = f"{{python}} -m vllm_mlx.cli serve {{model}} --port {{port}}{options}"
     cold = f"{serve} --disable-prefix-cache"
     return ScoredEngine(name, packages, serve, cold, as_published, {**LACKING, **absent})
@@ -144,6 +141,6 @@ ENGINES = (
         "mlx-vlm==0.3.12",
         "mlx-lm==0.30.7",
         "transformers==5.3.0",
-        absent={"aborted": "requests after an aborted stream got no answer within 4 minutes"},
+        aborted="requests after an aborted stream got no answer within 4 minutes",
     ),
 )

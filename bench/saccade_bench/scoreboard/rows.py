@@ -87,39 +87,11 @@ def read_row(path: Path) -> ScoredRow:
     return ScoredRow(**data | {"seeds": tuple(data["seeds"])}, cases=cases)
 
 
-HEAD = """# Scoreboard
-
-Which servers answer about the wrong image? Each row is a run of [`saccade prove`](safety.md) on an
-engine that serves the demo model. Run one yourself:
-
-```sh
-python -m saccade_bench.scoreboard run llama.cpp --home ENVIRONMENTS
-```
-
-The command installs the engine in an environment in the folder ENVIRONMENTS, converts the model,
-starts the engine with and without its caches, and writes a row as JSON.
-
-With `--runs 3`, each run has new servers and new images, and the worst result of each case counts.
-
-The table has two kinds of evidence. In a case that passed, the model read the right number in each
-image, and the counts of prompt tokens agreed. `cold` compares the log-probabilities of each answer
-with those that the same engine gives without caches. It counts the answers that match the same
-request (own), a request about another image (other), or neither. This also works with a model that
-cannot read the images.
-
-A case is wrong only if a fresh server gives the wrong answer again. The row's JSON then has the
-requests that reproduce it. If the wrong answer was not reproduced, the case is suspected. A case is
-not judged if the engine lacks the feature, or if the model cannot read the images as the engine
-decodes them. That says nothing about the engine's caches.
-
-| engine, version, date | passed | wrong | suspected | not judged | cold: own / other / neither |
-|---|---|---|---|---|---|
-"""
-
-
 def page(rows: Sequence[ScoredRow]) -> str:
     """Return the scoreboard in Markdown."""
-    return HEAD + "".join(map(_line, rows)) + "".join(map(_details, rows))
+    text = Path(__file__).with_name("page.md").read_text()
+    lines, details = ("".join(map(part, rows)) for part in (_line, _details))
+    return text.replace("{rows}\n", lines) + details
 
 
 def _line(row: ScoredRow) -> str:
