@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -408,7 +409,7 @@ def test_ranks_are_the_same_on_two_ranks_behind_a_router_with_an_encoder(
         ) as language,
         routing([language], tmp_path / "router") as router,
     ):
-        found = router.post("/rerank", asked)["results"]
+        found = replace(router, key=KEY).post("/rerank", asked)["results"]
         assert encoder.metric("saccade_images_encoded_total") == 6
         assert language.metric("saccade_images_encoded_total") == 0
     assert [each["index"] for each in found] == [each["index"] for each in expected]

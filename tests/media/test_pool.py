@@ -41,6 +41,7 @@ from saccade.media.workers.header_pool import BATCH_IMAGES
 from saccade.media.workers.pool import DecodePool
 from saccade.media.workers.worker import TimeUp, limited_time
 from saccade.media.workers.worker_slots import WorkerSlot, WorkerSlots
+from tests.helpers.until import until
 from tests.media.clips import clip
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
@@ -135,12 +136,6 @@ async def running(
         yield pool
     finally:
         await pool.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import ModuleType
 
@@ -18,6 +18,7 @@ from saccade.media.reasons import READS_HEIC
 from saccade.media.workers import fork_server
 from saccade.media.workers.fork_server import ForkServer
 from saccade.media.workers.worker_slots import WorkerSlots
+from tests.helpers.until import until
 from tests.media import held_start, late_gate
 
 
@@ -36,12 +37,6 @@ async def started(module: ModuleType, arena: Arena | None = None) -> AsyncIterat
     finally:
         await asyncio.to_thread(server.close)
     assert not failures
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def named(name: str) -> list[psutil.Process]:

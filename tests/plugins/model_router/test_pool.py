@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from time import monotonic
 from unittest.mock import patch
 
 import pytest
@@ -13,6 +11,7 @@ from saccade.core.errors import NotFound, Overloaded
 from saccade.core.metrics import Metrics
 from saccade.plugins.model_router import pool as pools
 from saccade.plugins.model_router.pool import ManagedModel, ModelPool, ModelUnavailable
+from tests.helpers.until import until
 from tests.plugins.model_router.fakes import MIB, World, pooled
 
 
@@ -21,13 +20,6 @@ async def ask(pool: ModelPool, name: str, client: str = "one") -> str:
     async with pool.use(pool.find(name), client) as fleet:
         await asyncio.sleep(0.001)
         return fleet.replicas[0].name
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = monotonic() + 10
-    while not condition():
-        assert monotonic() < deadline, "it has not happened"
-        await asyncio.sleep(0.005)
 
 
 def stops(metrics: Metrics, model: str, reason: str) -> float:
