@@ -628,7 +628,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
     trainer = Trainer(args.out, args.seed, args.start, getattr(torch, args.dtype))
-    stages = STAGES
+    stages: tuple[Stage, ...] = STAGES
     if args.start is not None:
         stages = tuple(stage for stage in (*STAGES, HOP) if stage.name == args.stage)
     done = [stage for stage in stages if (args.out / f"{stage.name}.pt").is_file()]

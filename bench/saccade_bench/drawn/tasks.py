@@ -393,7 +393,7 @@ def two_hops(draw: Draw, sizes: Sequence[tuple[int, int]], turns: int = 1) -> Ta
 def _comparable(
     draw: Draw, about: str, sizes: tuple[tuple[int, int], tuple[int, int]]
 ) -> tuple[Scene, Scene]:
-    """Draw two different numbers, or two shapes with the same colour or kind in half of the cases."""
+    """Draw two different numbers, or two shapes, half of which share a colour or kind."""
     rng = draw.rng
     if about == "number":
         one, two = (number_scene(draw, size) for size in sizes)
