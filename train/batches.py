@@ -46,6 +46,7 @@ from saccade_bench.drawn.tasks import (
     Task,
     conversation,
     small_talk,
+    two_hops,
 )
 from train.architecture import FACTOR, MAX_PIXELS, MIN_PIXELS
 from train.json_answers import AnswerPart, write_object
@@ -338,6 +339,7 @@ class Mix:
     reading: float = 0.45  # fraction of text among conversations about one image
     page_share: float = 0.7  # fraction of pages among images that only have a dense loss
     objects: float = 0.0  # fraction of answers that are JSON objects
+    two_hops: float = 0.0  # fraction of comparisons among conversations about several images
 
 
 def _draw_grids(rng: random.Random, mix: Mix) -> list[tuple[int, int]]:
@@ -422,9 +424,13 @@ def draw_batch(seed: str, mix: Mix) -> TrainingBatch:
     tasks, token_rows = [], []
     for _ in range(count):
         sizes = [_size_for(rng, grid) for grid in grids]
-        task = _with_small_talk(rng, conversation(draw, sizes, (turns, turns), weights))
-        system = "You are a helpful assistant." if rng.random() < 0.04 else ""
         # Only drawn if requested, because every draw changes the rest of the batch.
+        if mix.two_hops and len(grids) > 1 and rng.random() < mix.two_hops:
+            asked = two_hops(draw, sizes, turns)
+        else:
+            asked = conversation(draw, sizes, (turns, turns), weights)
+        task = _with_small_talk(rng, asked)
+        system = "You are a helpful assistant." if rng.random() < 0.04 else ""
         objects = _draw_objects(rng, task, mix.objects) if mix.objects else {}
         tasks.append(_mark(task, objects))
         token_rows.append(tokenise(task, grids, system, rng.random() < 0.2, objects))

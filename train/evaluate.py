@@ -13,7 +13,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ from saccade_bench.drawn.draw import (
     render,
     training_fonts,
 )
-from saccade_bench.drawn.tasks import SKILLS, Exchange, Task, held_out
+from saccade_bench.drawn.tasks import SKILLS, TWO_HOPS, Exchange, Task, held_out
 
 ChatMessage = dict[str, Any]
 Ask = Callable[[list[ChatMessage]], str]
@@ -152,21 +152,32 @@ def of_size(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], sizes: r
         assert text is not None
         return text.size
 
-    kept = {seed for seed in seeds if size(seed) in sizes}
-    misses = tuple(miss for miss in score.misses if miss.seed in kept)
     label = (
         f"{score.fonts}, from {sizes.start} px"
         if sizes.stop >= ANY_SIZE
         else f"{score.fonts}, below {sizes.stop} px"
     )
-    return Score(score.skill, label, len(kept) - len(misses), len(kept), misses)
+    return _part(score, label, {seed for seed in seeds if size(seed) in sizes})
+
+
+def of_pictures(score: Score, seeds: Sequence[int], fonts: tuple[str, ...], count: int) -> Score:
+    """Return the part of a single-turn skill's score for tasks with this number of images."""
+    kept = {
+        seed for seed in seeds if len(held_out(score.skill, seed, fonts).turns[0].scenes) == count
+    }
+    return _part(score, f"{score.fonts}, {count} images", kept)
+
+
+def _part(score: Score, label: str, seeds: Collection[int]) -> Score:
+    misses = tuple(miss for miss in score.misses if miss.seed in seeds)
+    return Score(score.skill, label, len(seeds) - len(misses), len(seeds), misses)
 
 
 def evaluate(
     ask: Ask, count: int, skills: Sequence[str] = SKILLS, first: int = 0, threads: int = 4
 ) -> list[Score]:
     """Score all skills, with `count` tasks each from seed `first` on. Reading skills are scored for
-    each set of fonts, and by text size.
+    each set of fonts, and by text size. Two-hop questions are also scored by the number of images.
     """
     seeds = range(first, first + count)
     scores: list[Score] = []
@@ -184,6 +195,10 @@ def evaluate(
             scores += [
                 of_size(found[label], seeds, sets[label], sizes)
                 for sizes in (range(LARGE, ANY_SIZE), range(LARGE))
+            ]
+        if skill == TWO_HOPS:
+            scores += [
+                of_pictures(found[label], seeds, sets[label], images) for images in (2, 3, 4)
             ]
     return scores
 
@@ -264,7 +279,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=200, help="tasks per skill")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--threads", type=int, default=8, help="requests at a time")
-    parser.add_argument("--skills", nargs="*", default=list(SKILLS), choices=SKILLS)
+    parser.add_argument("--skills", nargs="*", default=list(SKILLS), choices=(*SKILLS, TWO_HOPS))
     parser.add_argument(
         "--misses", type=int, default=0, help="print so many wrong answers per skill"
     )

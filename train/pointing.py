@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saccade_bench.drawn.draw import DrawnShape, Scene
-from saccade_bench.drawn.tasks import Exchange, is_number
+from saccade_bench.drawn.tasks import TWO_HOPS, Exchange, is_number
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def pointers(turn: Exchange, seen: Sequence[Scene]) -> list[Pointer]:
     """Return the pointers of an answer. `seen` are all images of the chat so far, including the
     images of this turn.
     """
-    if turn.kind == "talk":
+    if turn.kind in ("talk", TWO_HOPS):
         return []
     if turn.kind == "which":
         return _point_to_named(turn.answer, seen)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from saccade_bench.drawn.tasks import SKILLS
+from saccade_bench.drawn.tasks import SKILLS, TWO_HOPS
 from train.batches import IMAGE, preprocess
 from train.evaluate import Ask, ChatMessage, as_json, evaluate, print_scores
 from train.net import patchify
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--num-prompts", type=int, default=200, help="tasks per skill")
     parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--skills", nargs="*", default=list(SKILLS), choices=SKILLS)
+    parser.add_argument("--skills", nargs="*", default=list(SKILLS), choices=(*SKILLS, TWO_HOPS))
     parser.add_argument(
         "--misses", type=int, default=0, help="print so many wrong answers per skill"
     )

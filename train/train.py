@@ -17,6 +17,8 @@ Stages (see `STAGES`):
              again
     json     only the word embeddings of JSON's marks; most answers are JSON objects, whose strings
              the model learns to close
+One more stage only runs on request (`--start FOLDER --stage hop`), and made no published weights:
+    hop      only the language model; a part of the conversations compares two images
 Every stage ends with a checkpoint `DIR/<stage>.pt`. A run resumes after the last one it finds.
 """
 
@@ -96,12 +98,14 @@ class Stage:
     ] = ()  # weights of conversations with 1, 2, 3, 4 images; empty: no conversations
     turns: tuple[int, int] = (2, 4)  # minimum and maximum per conversation
     reading: float = 0.45  # fraction of text among conversations about one image
-    pages: int = 0  # patches of images that only have a dense loss, in addition to each micro-batch
+    # patches of images that only have a dense loss, in addition to each micro-batch; 0: the loss of
+    # conversations is only about answers, and the vision encoder is not trained
+    pages: int = 0
     page_share: float = 0.7  # fraction of pages among those images
     pointing: float = 0.0  # weight of the loss that supervises one attention head
-    # fraction of answers that are JSON objects; if not 0, the loss is only about answers, and only
-    # the word embeddings of JSON's marks are trained
-    objects: float = 0.0
+    objects: float = 0.0  # fraction of answers that are JSON objects
+    marks_only: bool = False  # train only the word embeddings of JSON's marks
+    two_hops: float = 0.0  # fraction of comparisons among conversations about several images
 
 
 STAGES = (
@@ -214,7 +218,24 @@ STAGES = (
         (2, 4),
         0.6,
         objects=0.6,
+        marks_only=True,
     ),
+)
+HOP = Stage(
+    "hop",
+    300,
+    1,
+    2800,
+    28,
+    (6e-4, 0.0),
+    (0.0, 0.0),
+    0.0,
+    1.0,
+    (5, 4, 2, 1.5),
+    (1, 3),
+    0.6,
+    objects=0.2,
+    two_hops=0.5,
 )
 FOCUS: dict[str, tuple[tuple[float, float, float, float], float]] = {
     "polish": ((1.5, 3, 5, 1.5), 0.55),
@@ -222,6 +243,7 @@ FOCUS: dict[str, tuple[tuple[float, float, float, float], float]] = {
     "read": ((1.5, 3, 5, 1.5), 0.55),
     "drill": ((3, 4, 1, 1), 0.3),
     "json": ((3, 4, 1.5, 1), 0.4),
+    "hop": ((3, 4, 1.5, 1), 0.4),
 }
 """Questions at full difficulty: weights of describe, count, colour and shape, and the fraction of
 "which picture". Finding a shape by its kind, or by kind and colour in several images, is learned in
@@ -334,7 +356,7 @@ class Drawn(Dataset[Any]):
         seed = f"train/{self.seed}/{stage.name}/{index}"
         if not stage.pictures:
             return draw_pictures(seed, mix)
-        if stage.objects:
+        if not stage.pages:
             return draw_batch(seed, mix), None
         return draw_batch(seed, mix), draw_pictures(f"{seed}/page", page_mix(stage))
 
@@ -368,6 +390,7 @@ def mix_at(stage: Stage, progress: float) -> Mix:
         stage.turns,
         stage.reading,
         objects=stage.objects,
+        two_hops=stage.two_hops,
     )
 
 
@@ -395,7 +418,7 @@ class Trainer:
 
     def run(self, stage: Stage, log_every: int = 50) -> None:
         """Run one stage and save its checkpoint."""
-        if stage.objects:
+        if stage.marks_only:
             self._freeze()
         loader = DataLoader(
             Drawn(stage, self.seed), batch_size=None, num_workers=1, prefetch_factor=8
@@ -432,7 +455,7 @@ class Trainer:
         if not stage.pictures:
             return self._see(drawn, stage.name != "see")
         batch: TrainingBatch = drawn[0]
-        with torch.set_grad_enabled(not stage.objects):
+        with torch.set_grad_enabled(stage.pages > 0):
             encoded = [encode_pictures(self.model, pixels) for pixels in batch.pixels]
         embeddings = torch.cat([cells.flatten(0, 1) for cells, _ in encoded])
         deepstack = [
@@ -448,7 +471,7 @@ class Trainer:
         loss = F.cross_entropy(scores, batch.answers)
         self.sums["answer"] += float(loss.detach())
         self._count(batch, scores.argmax(-1) == batch.answers)
-        if stage.objects:
+        if not stage.pages:
             return loss
         dense = torch.stack(
             [
@@ -557,11 +580,11 @@ class Trainer:
     def load(self, name: str) -> None:
         self.optimiser.load(torch.load(self.out / f"{name}.pt")["optimiser"])
 
-    def export(self, folder: Path) -> None:
-        """Write the model folder, except for the card. The quote's embedding is scaled."""
+    def export(self, folder: Path, quote_scale: float) -> None:
+        """Write the model folder, except for the card, with the quote's embedding scaled."""
         model = deepcopy(self.model)
         quote = build_tokenizer().token_to_id('"')
-        model.get_input_embeddings().weight.data[quote] *= QUOTE_SCALE
+        model.get_input_embeddings().weight.data[quote] *= quote_scale
         write_settings(folder)
         write_weights(model, folder)
 
@@ -587,7 +610,13 @@ def main() -> None:
         "--start",
         type=Path,
         metavar="FOLDER",
-        help="only run the last stage, from the weights of this model folder",
+        help="only run one stage, from the weights of this model folder",
+    )
+    parser.add_argument(
+        "--stage",
+        choices=("json", "hop"),
+        default="json",
+        help="the stage that --start runs",
     )
     parser.add_argument(
         "--dtype",
@@ -599,13 +628,15 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
     trainer = Trainer(args.out, args.seed, args.start, getattr(torch, args.dtype))
-    stages = STAGES if args.start is None else STAGES[-1:]
+    stages: tuple[Stage, ...] = STAGES
+    if args.start is not None:
+        stages = tuple(stage for stage in (*STAGES, HOP) if stage.name == args.stage)
     done = [stage for stage in stages if (args.out / f"{stage.name}.pt").is_file()]
     if done:
         trainer.load(done[-1].name)
     for stage in stages[len(done) :]:
         trainer.run(stage)
-    trainer.export(args.out / "model")
+    trainer.export(args.out / "model", QUOTE_SCALE if stages[-1].marks_only else 1.0)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from saccade_bench.drawn.draw import DEFAULT_FONT
-from saccade_bench.drawn.tasks import held_out
+from saccade_bench.drawn.tasks import TWO_HOPS, held_out
 from train.evaluate import (
     ANY_SIZE,
     LARGE,
@@ -24,6 +24,7 @@ from train.evaluate import (
     evaluate,
     http_asker,
     main,
+    of_pictures,
     of_size,
     score_skill,
     user_message,
@@ -97,6 +98,24 @@ def test_reading_is_also_scored_by_the_size_of_the_text() -> None:
     )
     assert (rest.right, rest.count, rest.fonts) == (0, len(small), "default, below 28 px")
     assert len(rest.misses) == len(small)
+
+
+def test_two_hop_questions_are_also_scored_by_the_number_of_images() -> None:
+    turns = [held_out(TWO_HOPS, seed, [DEFAULT_FONT]).turns[0] for seed in range(30)]
+    answers = {turn.question: turn.answer for turn in turns if len(turn.scenes) == 3}
+
+    def ask(messages: list[ChatMessage]) -> str:
+        *pictures, text = messages[0]["content"]
+        return answers[text["text"]] if len(pictures) == 3 else "no"
+
+    whole = score_skill(ask, TWO_HOPS, range(30), (DEFAULT_FONT,), "default", 1)
+    parts = [of_pictures(whole, range(30), (DEFAULT_FONT,), count) for count in (2, 3, 4)]
+    shown = [sum(len(turn.scenes) == count for turn in turns) for count in (2, 3, 4)]
+    assert [part.count for part in parts] == shown
+    assert sum(shown) == whole.count == 30
+    assert [part.right for part in parts] == [0, whole.right, 0]
+    assert 0 < whole.right <= shown[1]
+    assert parts[1].fonts == "default, 3 images"
 
 
 class Refusing(BaseHTTPRequestHandler):

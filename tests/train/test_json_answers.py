@@ -100,7 +100,7 @@ def test_only_the_embeddings_of_marks_are_trained(tmp_path: Path) -> None:
 def test_only_the_quote_changes_on_export(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, 0, MODEL_DIR, torch.float32)
     for _ in range(2):
-        trainer.export(tmp_path / "model")
+        trainer.export(tmp_path / "model", QUOTE_SCALE)
     given, exported = (
         load_file(folder / "model.safetensors") for folder in (MODEL_DIR, tmp_path / "model")
     )

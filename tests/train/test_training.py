@@ -4,6 +4,8 @@ library's.
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from PIL import Image
 
 from saccade.demo import MODEL_DIR
 from saccade_bench.drawn.draw import SHAPES, draw_shapes_scene, draw_text_scene
-from saccade_bench.drawn.tasks import HARDEST, held_out
+from saccade_bench.drawn.tasks import HARDEST, TWO_HOPS, held_out
 from train.architecture import build_model
 from train.batches import (
     CHARACTERS,
@@ -32,7 +34,7 @@ from train.batches import (
 from train.net import encode_pictures, logits, patchify, read_tokens
 from train.optimiser import orthogonalise
 from train.tokenizer import build_tokenizer
-from train.train import STAGES, mix_at
+from train.train import HOP, STAGES, Trainer, mix_at
 
 MIX = Mix(HARDEST, 128, 600, 4, (0, 0, 1))
 
@@ -164,9 +166,9 @@ def test_a_picture_of_any_size_becomes_multiples_of_32() -> None:
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", (*STAGES, HOP), ids=lambda stage: stage.name)
 def test_every_stage_can_draw_its_first_and_last_batch(stage: object) -> None:
-    chosen = next(one for one in STAGES if one is stage)
+    chosen = next(one for one in (*STAGES, HOP) if one is stage)
     for progress in (0.0, 0.999):
         mix = mix_at(chosen, progress)
         if not chosen.pictures:
@@ -176,6 +178,25 @@ def test_every_stage_can_draw_its_first_and_last_batch(stage: object) -> None:
             batch = draw_batch("x", mix)
             assert len(batch.tokens) >= 4
             assert len(batch.answers) == len(batch.answer_rows) == len(batch.answer_turns)
+
+
+def test_comparisons_are_drawn_only_on_request_and_for_several_images() -> None:
+    assert TWO_HOPS not in draw_batch("a", MIX).kinds
+    assert draw_batch("a", replace(MIX, two_hops=1.0)).kinds.count(TWO_HOPS) == 4
+    assert TWO_HOPS not in draw_batch("a", replace(MIX, weights=(1.0,), two_hops=1.0)).kinds
+
+
+def test_the_hop_stage_leaves_the_vision_encoder_as_it_is(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, 0, MODEL_DIR, torch.float32)
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    stage = replace(HOP, patches=400, rows=4)
+    trainer._loss(stage, (draw_batch("a", mix_at(stage, 0.0)), None), 0.0).backward()
+    trainer.optimiser.gather(1.0)
+    trainer.optimiser.step(1e-3)
+    now = trainer.model.state_dict()
+    changed = {name for name in before if not now[name].equal(before[name])}
+    assert changed
+    assert not [name for name in changed if "visual" in name]
 
 
 def test_newton_schulz_makes_singular_values_about_one() -> None:

@@ -26,6 +26,8 @@ from saccade_bench.drawn.draw import (
 from saccade_bench.drawn.words import KNOWN_WORDS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+TWO_HOPS = "two hops"
+"""The skill of comparing two images. Not one of `SKILLS`, on which the demo model was trained."""
 
 
 @dataclass(frozen=True)
@@ -365,6 +367,72 @@ ASKERS: dict[str, Asker] = {
 }
 
 
+# Questions about two images (two hops: find what both show, then compare)
+
+
+def two_hops(draw: Draw, sizes: Sequence[tuple[int, int]], turns: int = 1) -> Task:
+    """Return a chat that shows images of these sizes (at least two) and asks to compare two.
+
+    The answer says what each of the two shows, then "Yes." or "No.", with equal probability. Any
+    further turns are ordinary questions about the same images.
+    """
+    rng = draw.rng
+    first, second = rng.sample(range(len(sizes)), 2)
+    about = rng.choice(("number", "colour", "shape"))
+    scenes = [rng.choice((shapes_scene, number_scene))(draw, size) for size in sizes]
+    pair = _comparable(draw, about, (sizes[first], sizes[second]))
+    scenes[first], scenes[second] = pair
+    question, answer = ask_compare(about, pair, (first + 1, second + 1))
+    done = [Exchange(TWO_HOPS, tuple(scenes), question, answer)]
+    for _ in range(turns - 1):
+        kind, question, answer = _ask_any(draw, scenes, False)
+        done.append(Exchange(kind, (), question, answer))
+    return Task(TWO_HOPS, tuple(done))
+
+
+def _comparable(
+    draw: Draw, about: str, sizes: tuple[tuple[int, int], tuple[int, int]]
+) -> tuple[Scene, Scene]:
+    """Draw two different numbers, or two shapes, half of which share a colour or kind."""
+    rng = draw.rng
+    if about == "number":
+        one, two = (number_scene(draw, size) for size in sizes)
+        return (one, two) if _value(one) != _value(two) else _comparable(draw, about, sizes)
+    colours, kinds = rng.sample(list(COLOURS), 2), rng.sample(SHAPES, 2)
+    if rng.random() < 0.5:
+        same = colours if about == "colour" else kinds
+        same[1] = same[0]
+    one, two = (
+        draw_shapes_scene(rng, [thing], size)
+        for thing, size in zip(zip(colours, kinds, strict=True), sizes, strict=True)
+    )
+    return one, two
+
+
+def ask_compare(about: str, pair: tuple[Scene, Scene], places: tuple[int, int]) -> tuple[str, str]:
+    """Return a question about a pair of images, counted from 1, and its answer. about: "number",
+    "colour" or "shape".
+    """
+    one, two = pair
+    i, j = places
+    if about == "number":
+        question = f"Is the number in picture {i} larger than in picture {j}?"
+        holds = _value(one) > _value(two)
+    elif about == "colour":
+        question = f"Do picture {i} and picture {j} have the same colour?"
+        holds = one.shapes[0].colour == two.shapes[0].colour
+    else:
+        question = f"Do picture {i} and picture {j} have the same shape?"
+        holds = one.shapes[0].kind == two.shapes[0].kind
+    facts = f"Picture {i} shows {describe(one)}. Picture {j} shows {describe(two)}."
+    return question, f"{facts} {'Yes' if holds else 'No'}."
+
+
+def _value(scene: Scene) -> int:
+    assert scene.text is not None
+    return int(scene.text.text)
+
+
 # Single skills (for the held-out evaluation and the demo)
 
 
@@ -397,8 +465,10 @@ def _try_skill(kind: str, draw: Draw) -> Task | None:
     elif kind == "which":
         scenes = [shapes_scene(draw, draw_size(rng), rng.randint(1, 2)) for _ in range(2)]
         asked = ask_which(draw, scenes)
+    elif kind == TWO_HOPS:
+        return two_hops(draw, [draw_size(rng) for _ in range(rng.randint(2, 4))])
     else:
-        raise ValueError(f"unknown skill {kind!r}; known: {', '.join(SKILLS)}")
+        raise ValueError(f"unknown skill {kind!r}; known: {', '.join((*SKILLS, TWO_HOPS))}")
     return (
         None
         if asked is None

@@ -15,6 +15,7 @@ from saccade_bench.drawn.tasks import (
     LETTERS,
     SKILLS,
     SMALL_TALK,
+    TWO_HOPS,
     Draw,
     Exchange,
     conversation,
@@ -22,6 +23,7 @@ from saccade_bench.drawn.tasks import (
     held_out,
     is_number,
     plural,
+    two_hops,
 )
 from saccade_bench.drawn.words import KNOWN_WORDS
 from train.tokenizer import vocabulary
@@ -97,6 +99,54 @@ def test_training_conversations_are_right_at_every_level(level: object) -> None:
         for turn in conversation(draw).turns:
             seen += turn.scenes
             assert turn.answer == answer_from_scenes(turn, seen)
+
+
+def compared_in_scenes(question: str, scenes: list[Scene]) -> str:
+    """Derive the answer of a two-hop question from its words and the scenes."""
+    i, j = (int(number) for number in re.findall(r"picture (\d)", question))
+    one, two = scenes[i - 1], scenes[j - 1]
+    if "larger" in question:
+        assert one.text and two.text and one.text.text != two.text.text
+        holds = int(one.text.text) > int(two.text.text)
+    else:
+        name = "colour" if "colour" in question else "shape"
+        shown = [
+            {shape.colour if name == "colour" else shape.kind for shape in scene.shapes}
+            for scene in (one, two)
+        ]
+        assert [len(each) for each in shown] == [1, 1]
+        holds = shown[0] == shown[1]
+    facts = f"Picture {i} shows {describe(one)}. Picture {j} shows {describe(two)}."
+    return f"{facts} {'Yes' if holds else 'No'}."
+
+
+def test_two_hop_answers_follow_from_the_scenes_and_are_balanced() -> None:
+    verdicts: dict[str, Counter[str]] = {"Is": Counter(), "colour": Counter(), "shape": Counter()}
+    images: Counter[int] = Counter()
+    for seed in range(600):
+        (turn,) = held_out(TWO_HOPS, seed, [DEFAULT_FONT]).turns
+        assert turn.answer == compared_in_scenes(turn.question, list(turn.scenes)), seed
+        kind = next(kind for kind in verdicts if kind in turn.question)
+        verdicts[kind][turn.answer.split()[-1]] += 1
+        images[len(turn.scenes)] += 1
+    assert set(images) == {2, 3, 4}
+    for counts in verdicts.values():
+        assert set(counts) == {"Yes.", "No."}
+        assert 0.4 < counts["Yes."] / counts.total() < 0.6
+    yes = sum(counts["Yes."] for counts in verdicts.values())
+    assert 0.45 < yes / 600 < 0.55
+
+
+def test_turns_after_a_comparison_are_about_its_images() -> None:
+    draw = Draw(random.Random(3), HARDEST, (DEFAULT_FONT,))
+    for _ in range(50):
+        first, *rest = two_hops(draw, [(128, 96), (96, 128), (160, 160)], 3).turns
+        scenes = list(first.scenes)
+        assert first.answer == compared_in_scenes(first.question, scenes)
+        assert len(scenes) == 3 and len(rest) == 2
+        for turn in rest:
+            assert turn.scenes == ()
+            assert turn.answer == answer_from_scenes(turn, scenes)
 
 
 def test_a_bare_question_follows_pictures_that_came_one_at_a_time() -> None:
