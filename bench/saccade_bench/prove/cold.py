@@ -66,7 +66,7 @@ async def compare(exchanges: Sequence[SentRequest], cold: Asker) -> ColdFinding:
     for key, body in bodies.items():
         try:
             alone[key] = await cold.send({**body, "model": cold.model})
-        except (Refused, httpx.HTTPStatusError):
+        except (Refused, httpx.HTTPStatusError, httpx.TimeoutException):
             continue
     own = others = undecided = 0
     requests: tuple[dict[str, Any], ...] = ()
