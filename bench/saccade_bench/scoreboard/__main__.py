@@ -89,13 +89,14 @@ def _one_run(warm: Side, cold: Side, logs: Path, options: ProveOptions) -> dict[
         proof = prove(server, replace(options, cold_url=beside.url), start)
     cases = {}
     for name, finding in proof.findings.items():
-        compared, requests = proof.cold[name], suspects(proof, name)
+        compared, found = proof.cold[name], suspects(proof, name)
+        requests = repeated(warm, logs, found) if found else ()
         cases[name] = ScoredCase(
             finding.verdict,
             finding.why,
             (compared.own, compared.others, compared.undecided),
-            bool(requests) and repeats(warm, logs, requests),
-            requests,
+            bool(requests),
+            requests or found,
         )
     return cases
 
@@ -107,13 +108,23 @@ def suspects(proof: Proof, name: str) -> tuple[dict[str, Any], ...]:
     return tuple(proof.requests.get(name, ()))
 
 
-def repeats(side: Side, logs: Path, requests: tuple[dict[str, Any], ...]) -> bool:
-    """Return True if the last request has another answer after the others than by itself."""
-    texts = []
-    for bodies in (requests, requests[-1:]):
-        with running(side, logs, START_SECONDS) as server:
-            texts.append([_answer(server.url, body) for body in bodies][-1])
-    return texts[0] != texts[1]
+def repeated(
+    side: Side, logs: Path, requests: tuple[dict[str, Any], ...]
+) -> tuple[dict[str, Any], ...]:
+    """Return one earlier request, or all, and the last one, if a fresh server answers the last one
+    otherwise than by itself. Returns () if it does not.
+    """
+    *before, last = requests
+    alone = _last_answer(side, logs, [last])
+    for few in (*([each] for each in reversed(before) if each != last), before):
+        if _last_answer(side, logs, [*few, last]) != alone:
+            return (*few, last)
+    return ()
+
+
+def _last_answer(side: Side, logs: Path, bodies: list[dict[str, Any]]) -> str:
+    with running(side, logs, START_SECONDS) as server:
+        return [_answer(server.url, body) for body in bodies][-1]
 
 
 def _answer(url: str, body: dict[str, Any]) -> str:
