@@ -358,12 +358,12 @@ def test_black_strokes_on_transparency_stay_visible() -> None:
 @pytest.mark.parametrize(
     ("magic", "body", "words"),
     [
-        (b"P3", b"1 2 3 4 5", "damaged"),
+        (b"P3", b"1 2 3 4 5", "truncated"),
         (b"P3", b"1 2 3 4 5 6 7 8 9 10 11 256", "damaged"),
         (b"P3", b"1 2 3 4 5 6 7 8 9 10 11 -1", "damaged"),
         (b"P2", b"1 2 3 99999999999999999999", "damaged"),
         (b"P2", b"1 2 x 4", "damaged"),
-        (b"P2", b"", "damaged"),
+        (b"P2", b"", "truncated"),
         (b"P6", b"123", "truncated"),
     ],
 )

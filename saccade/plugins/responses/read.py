@@ -179,7 +179,7 @@ def _constraint(text: TextFormat | None) -> OutputConstraint | None:
         return None
     if text.type != "json_schema" and text.schema is not None:
         where = "text.format.schema"
-        raise InvalidRequest(f"{where} is not allowed with type {text.type!r}", where)
+        raise InvalidRequest(f"{where}: not allowed with type {text.type!r}", where)
     if text.type == "text":
         return None
     if text.type == "json_object":

@@ -107,7 +107,7 @@ def read_response_format(
     for name in taken.values():
         if value.get(name) is not None and name != taken.get(kind):
             where = f"{param}.{name}"
-            raise InvalidRequest(f"{where} is not allowed with type {kind!r}", where)
+            raise InvalidRequest(f"{where}: not allowed with type {kind!r}", where)
     if kind == "text":
         return None
     if kind == "json_object":

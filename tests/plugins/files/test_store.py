@@ -421,7 +421,7 @@ def test_a_folder_that_somebody_else_uses_is_refused_and_nothing_in_it_is_touche
         (tmp_path / name / "holiday.png").write_bytes(DATA)
     (tmp_path / "thesis.txt").write_bytes(DATA)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(StorageFull, match=r"holds 'thesis.txt' and no .saccade-files"):
+    with pytest.raises(StorageFull, match=r"contains 'thesis.txt' but no .saccade-files"):
         FileStore(tmp_path, 1 << 20).save(DATA, "a", "vision", None)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -279,9 +279,11 @@ def test_experts_that_are_no_pairs_are_named(headers: dict[str, Files]) -> None:
     gates, ups = (f"blk.1.ffn_{each}_exps.weight" for each in ("gate", "up"))
     assert f"no tensor {ups}" in refusal((without(model, ups), tower))
     said = refusal((misshapen(model, ups, 4, 16, 64), tower))
-    assert f"tensor {ups} is [4, 16, 64], but {gates} [4, 32, 64]" in said
+    assert f"tensor {ups} is [4, 16, 64], but {gates} is [4, 32, 64]" in said
     flat = misshapen(misshapen(model, ups, 32, 64), gates, 32, 64)
-    assert f"tensor {gates} is [32, 64], which is not one matrix" in refusal((flat, tower))
+    assert f"tensor {gates} must have one matrix per expert, but is [32, 64]" in refusal(
+        (flat, tower)
+    )
 
 
 @pytest.mark.parametrize(
