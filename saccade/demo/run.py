@@ -31,7 +31,8 @@ from saccade.ipc.own_server import free_port, own_server, wait_until_ready
 
 SCRIPT = Path(sys.executable).with_name("saccade")
 """The path of the `saccade` command in the environment of this Python."""
-COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
+ENCODED = ("none", "pixels")
+"""Values of `found` in a trace for images that were encoded."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,6 @@ def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) ->
     """Request one greedy answer as a stream, and measure it. Raises httpx.HTTPStatusError for an
     error response.
     """
-    before = image_counts(client)
     body = {
         "model": model,
         "messages": messages,
@@ -152,34 +152,35 @@ def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) ->
         "max_tokens": 64,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "saccade": {"trace": True},
     }
     # Stream the answer, and measure the time to its first text.
     start = time.perf_counter()
     first, text = 0.0, ""
     usage: dict[str, Any] = {}
+    images: list[dict[str, Any]] = []
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.is_error:
             response.read()
             raise httpx.HTTPStatusError(response.text, request=response.request, response=response)
         for event in events(response):
             usage = event.get("usage") or usage
+            images = event.get("saccade", {}).get("images", images)
             for choice in event["choices"]:
                 if piece := choice["delta"].get("content"):
                     first = first or time.perf_counter() - start
                     text += piece
     total = time.perf_counter() - start
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    # The cost of the question, by the server's counters.
-    after = image_counts(client)
-    spent = {name: after[name] - before[name] for name in COUNTED}
+    encoded = sum(image["found"] in ENCODED for image in images)
     return DemoAnswer(
         text.strip(),
         first,
         total,
         usage["prompt_tokens"],
         cached,
-        spent["encoded"],
-        spent["reused"],
+        encoded,
+        len(images) - encoded,
     )
 
 
@@ -188,16 +189,6 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-
-
-def image_counts(client: httpx.Client) -> dict[str, int]:
-    """Return how many images the server has encoded and reused so far, according to its metrics."""
-    totals = dict.fromkeys(COUNTED, 0)
-    for line in client.get("/metrics").raise_for_status().text.splitlines():
-        for name, metric in COUNTED.items():
-            if line.startswith((metric + " ", metric + "{")):
-                totals[name] += int(float(line.rsplit(" ", 1)[1]))
-    return totals
 
 
 def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from saccade.core.errors import InvalidRequest
+from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.types import Image, ImageKey
 from saccade.families.registry import load_spec
 from saccade.plugins.models.minicpm.positions import canvas_block
@@ -172,6 +172,16 @@ MARKS = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "ne
 def test_marks_that_are_not_the_tokenizers_are_refused(refused: Refused, name: str) -> None:
     refused(CANVAS, "config.json", f"{name} is 7, but the tokenizer's is", **{name: 7})
     refused(CANVAS, "config.json", f"{name} is missing", **{name: None})
+
+
+@pytest.mark.parametrize(("line", "tokens"), [("", 0), ("ab", 2)])
+def test_a_newline_of_no_or_several_tokens_is_refused(
+    changed: Changed, line: str, tokens: int
+) -> None:
+    rule = {"type": "Replace", "pattern": {"String": "\n"}, "content": line}
+    folder = changed(CANVAS, "tokenizer.json", normalizer=rule)
+    with pytest.raises(CheckpointError, match=f"encodes a newline as {tokens} tokens"):
+        load_spec(folder)
 
 
 # ---- MiniCPM-OCR's images

@@ -206,7 +206,7 @@ def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
     """Raise CheckpointError if the tokenizer's markers differ from those in config.json."""
     (image_start,), (image_end,), line = placeholder.before, placeholder.after, placeholder.line
     slice_start, slice_end = placeholder.slice
-    if len(line) > 1:
+    if len(line) != 1:
         raise CheckpointError(
             f"{config.where}: the tokenizer encodes a newline as {len(line)} tokens; this model's "
             "images need one"
