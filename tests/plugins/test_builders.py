@@ -42,11 +42,12 @@ def test_two_plugins_may_not_provide_the_same_part(monkeypatch: pytest.MonkeyPat
     assert builder(lambda plugin: plugin.caches.page_tiers, "false") is None
 
 
-@pytest.mark.parametrize("field", ["fetcher", "uploads"])
+@pytest.mark.parametrize(
+    "both", [Requests(fetcher="nowhere:imported"), Requests(uploads="nowhere:imported")]
+)
 def test_two_plugins_that_read_sources_are_refused_at_start(
-    monkeypatch: pytest.MonkeyPatch, field: str
+    monkeypatch: pytest.MonkeyPatch, both: Requests
 ) -> None:
-    both = Requests(**{field: "nowhere:imported"})
     monkeypatch.setattr(
         found, "plugins", lambda: (Plugin("a", requests=both), Plugin("b", requests=both))
     )
