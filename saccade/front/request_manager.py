@@ -230,8 +230,9 @@ class RequestManager:
 
     @cached_property
     def adapters(self) -> AdapterRegistry:
-        """The LoRA adapters. Its `changes` sends changes to the engine that affect all requests.
-        Created at first use.
+        """The LoRA adapters. Created at first use.
+
+        The registry tells the engine which adapters were loaded and unloaded.
         """
         from saccade.front.adapters import AdapterRegistry
         from saccade.front.changes import EngineChanges

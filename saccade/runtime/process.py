@@ -174,8 +174,8 @@ def _prepare(
 ) -> tuple[Callable[..., StepWorker], Shard, Loaded]:
     """Load the network.
 
-    Returns a function that creates the worker, the rank's shard, and the message for the engine.
-    Raises OSError, PeerLost, StartupError.
+    Returns the following: a function that creates the worker; the rank's shard; the message for the
+    engine that the network is loaded. Raises OSError, PeerLost, StartupError.
     """
     tally = LoadTally()
     make: Callable[..., StepWorker]

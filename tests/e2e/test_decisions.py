@@ -137,7 +137,7 @@ def test_openais_sdk_is_answered(server: Server) -> None:
             "questions[0].choices",
             "the entries must differ",
         ),
-        ({"input": []}, "input", "empty"),
+        ({"input": []}, "input", "at least one message"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "earlier responses"),
     ],
 )

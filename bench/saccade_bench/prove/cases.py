@@ -3,7 +3,8 @@
 Three kinds of evidence show that images were mixed up. The answer has the number of another image.
 More of the prompt is cached than for an image that was never sent. Or the answer's
 log-probabilities are identical to the log-probabilities of another image. A case is "not judged" if
-the model cannot read its images, or if the server rejects its fields.
+the model cannot read its images, or if the server rejects its fields. All images of a case are sent
+even so, because `cold.py` compares the answers of a model that cannot read.
 """
 
 from __future__ import annotations
@@ -109,14 +110,14 @@ async def twins(
     fresh = await never_seen(trial, head, control)
     if says(fresh.text, head.number):
         return _mixed(f"asked about {control.number}, it says {fresh.text!r}")
-    if not says(fresh.text, control.number):
-        return _unread(control, fresh)
     before, after = await ask([first]), await ask([second])
     again = await ask([first])
     if first.number and says(after.text, first.number):
         return _mixed(f"asked about {second.number or 'the second'}, it says {after.text!r}")
     if second.number and says(again.text, second.number):
         return _mixed(f"asked about {first.number or 'the first'} again, it says {again.text!r}")
+    if not says(fresh.text, control.number):
+        return _unread(control, fresh)
     if (witness := _cached(after, fresh, again)) is not None:
         return witness
     if second.number and not says(after.text, second.number):
@@ -230,6 +231,7 @@ async def adjacent(trial: Trial) -> Finding:
 async def _second(trial: Trial, *prompts: list[NumberImage]) -> Finding:
     """Ask about the second image of each prompt, which must not be taken for any other."""
     known = {image.number for shown in prompts for image in shown}
+    unread: Finding | None = None
     for shown in prompts:
         asked = shown[1]
         answer = await trial.requester.ask(shown, SECOND)
@@ -237,8 +239,8 @@ async def _second(trial: Trial, *prompts: list[NumberImage]) -> Finding:
             if says(answer.text, number):
                 return _mixed(f"picture 2 shows {asked.number}, and it says {answer.text!r}")
         if not says(answer.text, asked.number):
-            return _unread(asked, answer)
-    return APART
+            unread = unread or _unread(asked, answer)
+    return unread or APART
 
 
 async def brief(trial: Trial) -> Finding:
@@ -302,25 +304,27 @@ async def restarted(trial: Trial) -> Finding:
         await trial.requester.ask_one(image)
     trial.restart()
     await trial.requester.ready()
+    unread: Finding | None = None
     for shown in (new, one, other):
         answer = await trial.requester.ask_one(shown)
         for wrong in {new.number, one.number, other.number} - {shown.number}:
             if says(answer.text, wrong):
                 return _mixed(f"asked about {shown.number}, it says {answer.text!r}")
         if not says(answer.text, shown.number):
-            return _unread(shown, answer)
-    return APART
+            unread = unread or _unread(shown, answer)
+    return unread or APART
 
 
 async def alternate(ask: Ask, one: NumberImage, other: NumberImage) -> Finding:
     """Ask about two images in turns. No answer may have the other's number."""
+    unread: Finding | None = None
     for shown, wrong in ((one, other), (other, one), (one, other)):
         answer = await ask(shown)
         if says(answer.text, wrong.number):
             return _mixed(f"asked about {shown.number}, it says {answer.text!r}")
         if not says(answer.text, shown.number):
-            return _unread(shown, answer)
-    return APART
+            unread = unread or _unread(shown, answer)
+    return unread or APART
 
 
 async def parted(trial: Trial) -> Finding:
@@ -338,13 +342,14 @@ async def parted(trial: Trial) -> Finding:
         return Finding("not judged", "the server does not heed region")
     left, right = trial.number(), trial.number()
     sheet = pictures.beside(left, right)
+    unread: Finding | None = None
     for number, other, x in ((left, right, 0), (right, left, 1), (left, right, 0)):
         answer = await half(sheet, x)
         if says(answer.text, other):
             return _mixed(f"the part shows {number}, and it says {answer.text!r}")
         if not says(answer.text, number):
-            return _unread(plain(number), answer)
-    return APART
+            unread = unread or _unread(plain(number), answer)
+    return unread or APART
 
 
 async def paged(trial: Trial) -> Finding:
@@ -362,6 +367,7 @@ async def paged(trial: Trial) -> Finding:
         return Finding("not judged", "the server does not heed region")
     drawn = [(trial.number(), trial.number()) for _ in range(2)]
     file = pictures.pages(drawn)
+    unread: Finding | None = None
     for page, x in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 0)):
         shown = drawn[page][x]
         answer = await part(file, page + 1, x)
@@ -369,8 +375,8 @@ async def paged(trial: Trial) -> Finding:
             if says(answer.text, other):
                 return _mixed(f"the part shows {shown}, and it says {answer.text!r}")
         if not says(answer.text, shown):
-            return _unread(plain(shown), answer)
-    return APART
+            unread = unread or _unread(plain(shown), answer)
+    return unread or APART
 
 
 async def limited(trial: Trial) -> Finding:

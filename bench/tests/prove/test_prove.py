@@ -28,6 +28,7 @@ from saccade_bench.prove.client import JudgedAnswer
 from saccade_bench.prove.cold import distance
 from saccade_bench.prove.options import ProveError, ProveOptions
 from saccade_bench.prove.run import Proof, ProvedServer, prove
+from tests.fixtures.tiny import make_checkpoint
 from tests.tools.faulty import (
     RESTART,
     Fault,
@@ -165,6 +166,32 @@ def test_answers_that_are_another_images_are_found_without_reading_them(server: 
     about_other, about_own = proof.cold["palette"].requests
     assert about_other["messages"] != about_own["messages"]
     assert proof.cold["plain"].own > 0 == proof.cold["plain"].others
+
+
+@pytest.fixture(scope="module")
+def unread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serve a model with random weights."""
+    folder, logs = tmp_path_factory.mktemp("random"), tmp_path_factory.mktemp("unread")
+    with serving(make_checkpoint(folder, "qwen3_vl"), logs) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("case", "fault"),
+    [
+        ("palette", Fault(without_palette)),
+        ("order", Fault(by_bytes, sorted_images=True)),
+        ("short", Fault(by_crc)),
+        ("adjacent", Fault(by_bytes, adjacent=True)),
+    ],
+)
+def test_a_model_with_random_weights_shows_whose_image_an_answer_is_about(
+    unread: Server, case: str, fault: Fault
+) -> None:
+    with faulty(unread.url, fault) as url:
+        proof = try_on(url, case, "plain", cold=unread.url)
+    assert proof.unlike_cold == [case]
+    assert proof.findings["plain"].verdict == "not judged" and proof.cold["plain"].own > 0
 
 
 def test_a_distance_ends_with_the_first_token_that_differs() -> None:

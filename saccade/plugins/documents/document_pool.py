@@ -202,9 +202,10 @@ class _Readers:
         outbox: int,
         max_pages: int,
     ) -> None:
-        """Create the workers, as `WorkerSlots` does.
+        """Create the workers.
 
-        outbox: the maximum bytes of a result.
+        outbox: the maximum bytes of a result. The other parameters are those of the base class,
+            `WorkerSlots`.
         """
         memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._slots = WorkerSlots(
