@@ -3,8 +3,8 @@
 Three kinds of evidence show that images were mixed up. The answer has the number of another image.
 More of the prompt is cached than for an image that was never sent. Or the answer's
 log-probabilities are identical to the log-probabilities of another image. A case is "not judged" if
-the model cannot read its images, or if the server rejects its fields. All images of a case are sent
-even so, because `cold.py` compares the answers of a model that cannot read.
+the model cannot read its images, or if the server rejects its fields. In the last try, all images
+are sent even so, because `cold.py` compares the answers of a model that cannot read.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Trial:
     host: this machine's address, for images that the server fetches.
     told: called after each answer in the case "many".
     restart: restarts the server. None: it cannot be restarted.
+    last: whether the case is not tried again.
     """
 
     requester: Asker
@@ -74,6 +75,7 @@ class Trial:
     host: str
     told: Callable[[], None]
     restart: Callable[[], None] | None = None
+    last: bool = False
 
     def number(self) -> str:
         return next(self.numbers)
@@ -110,13 +112,16 @@ async def twins(
     fresh = await never_seen(trial, head, control)
     if says(fresh.text, head.number):
         return _mixed(f"asked about {control.number}, it says {fresh.text!r}")
+    is_read = says(fresh.text, control.number)
+    if not (is_read or trial.last):
+        return _unread(control, fresh)
     before, after = await ask([first]), await ask([second])
     again = await ask([first])
     if first.number and says(after.text, first.number):
         return _mixed(f"asked about {second.number or 'the second'}, it says {after.text!r}")
     if second.number and says(again.text, second.number):
         return _mixed(f"asked about {first.number or 'the first'} again, it says {again.text!r}")
-    if not says(fresh.text, control.number):
+    if not is_read:
         return _unread(control, fresh)
     if (witness := _cached(after, fresh, again)) is not None:
         return witness
@@ -711,7 +716,8 @@ async def judge(case: TwinCase, trial: Trial) -> Finding:
     If the model misreads the images, the case is retried with other numbers, up to `TRIES` times.
     """
     try:
-        for _ in range(TRIES):
+        for attempt in range(1, TRIES + 1):
+            trial.last = attempt == TRIES
             finding = await case.run(trial)
             if finding.verdict != "not judged" or case.run is many:
                 break
