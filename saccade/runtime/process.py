@@ -172,9 +172,12 @@ def compile_in_background(load: Load) -> Callable[[], None] | None:
 def _prepare(
     boot: WorkerBoot, engine: Engine, load: Load
 ) -> tuple[Callable[..., StepWorker], Shard, Loaded]:
-    """Load the network.
+    """Load the network, and return three values:
 
-    Returns a function that creates the worker, the rank's shard, and the message for the engine.
+    1. a function that creates the worker
+    2. the rank's shard
+    3. the message for the engine
+
     Raises OSError, PeerLost, StartupError.
     """
     tally = LoadTally()
