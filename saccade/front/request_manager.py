@@ -230,8 +230,8 @@ class RequestManager:
 
     @cached_property
     def adapters(self) -> AdapterRegistry:
-        """The LoRA adapters. Its `changes` sends changes to the engine that affect all requests.
-        Created at first use.
+        """The registry of LoRA adapters, created at first use. Its attribute `changes` sends the
+        engine those changes that affect all requests, such as new weights.
         """
         from saccade.front.adapters import AdapterRegistry
         from saccade.front.changes import EngineChanges
