@@ -249,7 +249,7 @@ class _Api:
     ) -> Callable[[AnswerContext], Choices | PromptTeller]:
         """Return a function that creates the writer of a response in OpenAI's format.
 
-        `top`, `texts` and `echoed` are as in `PromptView`.
+        top, texts, echoed: become the fields of a `PromptView`.
         """
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
@@ -295,7 +295,7 @@ class _Api:
 
     async def liveness(self, _: Request) -> Response:
         """Return 503 if the server needs a restart, otherwise 200. A server that is still loading
-        needs none.
+        gets 200, too.
         """
         status, reason = self.front.health
         dead = status in ("failed", "stalled")

@@ -66,8 +66,8 @@ class RequestHandler:
     watch: WatchBody | None = None
 
     async def receive_chat(self, request: Request, held: BufferedBody, largest: int) -> bytearray:
-        """Read the body of a chat as `read_json` does. If it is announced as large, a `BodyWatcher`
-        inspects it while it arrives.
+        """Return the body of a chat, read with `read_json`. If Content-Length announces a large
+        body, a `BodyWatcher` inspects the body while it arrives.
         """
         if self.watch is not None and announced(request) > SMALL_BODY:
             held.watcher = self.watch(held)
@@ -192,10 +192,10 @@ class RequestHandler:
         return (self.name_of(name), NO_ADAPTER) if adapter is None else (name, adapter.ref)
 
     def name_of(self, name: str | None) -> str:
-        """Return the base model's name for responses, for the `model` of a request. Without one, it
-        is the first name.
+        """Return the base model's name for responses. name: the `model` of a request. If it is None
+        or empty, return the server's first name.
 
-        Raises NotFound for all other names, including those of adapters.
+        Raises NotFound for names that the base model does not have, including names of adapters.
         """
         if name and name not in self.names:
             raise NotFound(

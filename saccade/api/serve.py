@@ -67,7 +67,7 @@ class Server(Serving):
         plugins: tuple[Plugin, ...],
         model: str = "",
     ) -> None:
-        """Build the application. plugins: the enabled ones. model: as for `build_front`."""
+        """Build the application. plugins: the enabled plugins. model: the MODEL argument."""
         self._check = parity_check(front, model, options)
         edge = options.edge
         self._recorders: list[TimelineRecorder] = [

@@ -96,8 +96,8 @@ class BodyThreads:
 class Bodies:
     """Counts the bytes buffered for all requests in flight, at most `limit`.
 
-    These are bodies until they are parsed, and then encoded images. `seconds` is the maximum time
-    until a body has arrived completely.
+    A request's bytes are its body until the body is parsed, and then its encoded images. `seconds`
+    is the maximum time until a body has arrived completely.
     """
 
     def __init__(self, limit: int, metrics: Metrics, seconds: float = 300.0) -> None:
@@ -134,7 +134,9 @@ class Bodies:
 
     @contextmanager
     def share(self, client: Client) -> Iterator[BufferedBody]:
-        """Yield a `BufferedBody` without bytes, and release its bytes when the context ends."""
+        """Yield an empty `BufferedBody`, to which the caller adds bytes. They are released when the
+        context ends.
+        """
         share = BufferedBody(self, client)
         try:
             yield share

@@ -136,8 +136,8 @@ def client_of(scope: Scope) -> Client:
 def check_operator(scope: Scope) -> None:
     """Raise Unauthorized if the client may not change caches and weights.
 
-    All API keys share them, so if there are several keys, only the one from --api-key may change
-    them.
+    All clients share the caches and weights. So if there are several API keys, only the key from
+    --api-key may change them.
     """
     client = client_of(scope)
     if client.limited and client.name:
@@ -147,7 +147,7 @@ def check_operator(scope: Scope) -> None:
 
 
 def address_of_client(scope: Scope) -> str:
-    """Return the address of the client, as `client_address` groups it."""
+    """Return the address under which the client's connections are counted (`client_address`)."""
     return client_address((scope.get("client") or ("",))[0])
 
 

@@ -93,8 +93,8 @@ class Serving(Uvicorn):
         self.servers = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, but accept only a few connections in each iteration of the event
-        loop.
+        """Start to accept connections. Unlike uvicorn's own method, accept only a few in each
+        iteration of the event loop.
         """
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         factory = partial(

@@ -257,8 +257,9 @@ class Upstream:
 
         If the context ends before the body does, the connection is closed.
 
-        Raises WorkerDisconnected. With `again`, the request is first sent once more over a new
-        connection, if the first connection was stale and no part of a response had arrived.
+        If the worker has closed a stale connection before any part of a response has arrived, and
+        `again` is set, the request is sent once more over a new connection. Raises
+        WorkerDisconnected if the worker disconnects in any other case.
         """
         wire = self._acquire()
         if wire is None:

@@ -230,9 +230,8 @@ class RequestManager:
 
     @cached_property
     def adapters(self) -> AdapterRegistry:
-        """The LoRA adapters. Created at first use.
-
-        The registry tells the engine which adapters were loaded and unloaded.
+        """The registry of LoRA adapters, created at first use. Its attribute `changes` sends the
+        engine those changes that affect all requests, such as new weights.
         """
         from saccade.front.adapters import AdapterRegistry
         from saccade.front.changes import EngineChanges

@@ -189,8 +189,8 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return channel
 
     def send(self, message: Sent) -> None:
-        """Queue a message. It is dropped if the other process has disconnected. `receive` reports
-        that.
+        """Queue a message. It is dropped if the other process has disconnected, in which case
+        `receive` raises Disconnected.
         """
         self.write(self._codec.encode(message))
 

@@ -67,7 +67,7 @@ def keep_freed(nbytes: int) -> None:
     """Have malloc keep up to `nbytes` of freed memory for reuse. A no-op without glibc.
 
     By default, malloc gets new pages for each large allocation, which the kernel fills with zeros.
-    That would be half the cost of a repeated image in the front-end process.
+    Filling pages would be half the cost of a repeated image in the front-end process.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -78,7 +78,7 @@ def keep_freed(nbytes: int) -> None:
 def allocated_bytes() -> int:
     """Return the number of bytes that malloc has allocated. The call takes microseconds.
 
-    Returns 0 if the C library does not report it. glibc does from 2.33.
+    Returns 0 if the C library does not report this number. glibc reports it from version 2.33 on.
     """
     if _mallinfo is None:
         return 0
@@ -89,7 +89,7 @@ def allocated_bytes() -> int:
 def begin_imports() -> None:
     """Disable garbage collection until `end_imports`.
 
-    During imports it would take a sixth of the time, and free almost no memory.
+    Garbage collection would take a sixth of the time of imports, and free almost no memory.
     """
     gc.disable()
 

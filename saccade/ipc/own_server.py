@@ -1,8 +1,8 @@
 """Runs a server process for a command that needs one. The server never outlives the command.
 
-Four events stop the command and its server in order: the terminal closes (SIGHUP), a supervisor
-sends a stop signal (SIGTERM), the reader of the command's output exits, or the process that started
-the command (`starter`) exits. If the command is killed, the kernel kills the server.
+Each of four events stops the command and its server cleanly: the terminal closes (SIGHUP), a
+supervisor sends a stop signal (SIGTERM), the reader of the command's output exits, or the process
+that started the command (`starter`) exits. If the command is killed, the kernel kills the server.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def wait_until_ready(
     """Poll /health until the server is ready.
 
     Raises StartupError if the server exits, or if it neither responds nor uses CPU time for
-    `silent_seconds`. Once it responds, it monitors its own processes and exits if they hang.
+    `silent_seconds`. A server that responds monitors its own processes, and exits if they hang.
     """
     spent, deadline = 0, time.monotonic() + silent_seconds
     with httpx.Client(base_url=address, timeout=HEALTH_SECONDS) as client:

@@ -26,8 +26,9 @@ def python_command(module: str, *words: str) -> list[str]:
 def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of `environment` to run Python with.
 
-    Relative entries of PYTHONPATH become absolute, as they were when this process started. Python
-    processes that libraries start do not search the current directory either.
+    Relative entries of PYTHONPATH become absolute paths, based on the directory in which this
+    process was started. Python processes that libraries start do not search the current directory
+    either.
     """
     entries = environment.get("PYTHONPATH", "").split(os.pathsep)
     folders = [str(Path(entry).absolute()) for entry in entries]

@@ -172,10 +172,13 @@ def compile_in_background(load: Load) -> Callable[[], None] | None:
 def _prepare(
     boot: WorkerBoot, engine: Engine, load: Load
 ) -> tuple[Callable[..., StepWorker], Shard, Loaded]:
-    """Load the network.
+    """Load the network, and return three values:
 
-    Returns the following: a function that creates the worker; the rank's shard; the message for the
-    engine that the network is loaded. Raises OSError, PeerLost, StartupError.
+    1. a function that creates the worker
+    2. the rank's shard
+    3. the message for the engine
+
+    Raises OSError, PeerLost, StartupError.
     """
     tally = LoadTally()
     make: Callable[..., StepWorker]

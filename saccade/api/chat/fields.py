@@ -218,9 +218,10 @@ class PromptCaching(CachedCaching, kw_only=True):
 
     The whole prompt is kept with `cache_control`, `prompt_cache_options` (mode implicit) or
     `prompt_cache_retention` (in_memory: 5 minutes; 24h). `prompt_cache_key` names prompts with a
-    common prefix. It selects the earlier prompts that diagnostics compare. It does not affect
-    sharing: that depends on `cache_salt` and the API key. With `prompt_cache_diagnostics`, the
-    answer explains in `diagnostics` why the cache held less than it could.
+    common prefix. It selects the earlier prompts that diagnostics compare. It does not affect who
+    shares cache entries, which depends on `cache_salt` and the API key. With
+    `prompt_cache_diagnostics`, the answer explains in `diagnostics` why the cache held less than it
+    could.
     """
 
     cache_control: CacheControl | None = None
@@ -376,8 +377,9 @@ class LikeliestTokens(Protocol):
 def count_likeliest(fields: LikeliestTokens, asked: bool, switch: str) -> int:
     """Return the number of likeliest tokens to return for each token of the answer.
 
-    asked: True if the request sets the field `switch`, which enables log-probabilities. If it does
-    not, but `top_logprobs` is set, raise InvalidRequest.
+    asked: True if the request sets the field `switch`, which enables log-probabilities.
+
+    Raises InvalidRequest if the request sets `top_logprobs` without the field `switch`.
     """
     if fields.top_logprobs and not asked:
         raise InvalidRequest(
@@ -422,9 +424,10 @@ class ToolUse(ToolRules, kw_only=True):
 
 
 class Structure(Struct, kw_only=True):
-    """The form that answers must have, in one of these fields.
+    """The format that answers must have, specified in one of these fields.
 
-    They are OpenAI's, and vLLM's new and old ones.
+    `response_format` is OpenAI's. `structured_outputs` is vLLM's, and `guided_*` are its former
+    names.
     """
 
     response_format: dict[str, Any] | None = None

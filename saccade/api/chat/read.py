@@ -281,7 +281,7 @@ def _frozen(value: object) -> object:
 def read_rules(restraint: Restraint | None, budget: int | None = None) -> AnswerRules | None:
     """Return a request's rules for answers, or None if it has none.
 
-    budget: the maximum number of reasoning tokens, if the request sets it elsewhere.
+    budget: the maximum number of reasoning tokens, if a field outside of `restraint` sets it.
 
     Raises InvalidRequest that names the field.
     """

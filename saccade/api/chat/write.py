@@ -124,7 +124,7 @@ token id. None for the first token.
 class CompletionLogprobs(Struct):
     """Log-probabilities of a text completion, as parallel lists.
 
-    The tokens of an echoed prompt come first. The first of them has null.
+    The tokens of an echoed prompt come first. The log-probability of its first token is null.
     """
 
     tokens: list[str]
@@ -349,8 +349,8 @@ class ChoiceReply:
 class UsageCounter:
     """Counts tokens for `usage`.
 
-    A prompt counts once, whatever `n` is. Its cached tokens are those that the first answer to it
-    found.
+    A prompt counts once, whatever `n` is. Its cached tokens are counted when its first answer
+    starts.
     """
 
     def __init__(
@@ -594,8 +594,8 @@ def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[st
     """Return the log-probabilities of the likeliest tokens `top` by the tokens' text, the likeliest
     first.
 
-    Several tokens may have the same text, because a token with a part of a character has none. Only
-    the likeliest of them is returned.
+    Several tokens may have the same text: tokens that contain only part of a character have an
+    empty text. Of tokens with the same text, only the likeliest is returned.
     """
     found: dict[str, float] = {}
     for token, logprob in top:

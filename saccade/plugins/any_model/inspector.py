@@ -140,8 +140,8 @@ class Questions:
             text for text, each in theirs.items() if self._written(text, image, Joints()) != each
         )
         raise Unservable(
-            f"its processor joins text and images by an unknown rule: {wrong!r} has other tokens "
-            "as a whole than piece by piece"
+            f"its processor joins text and images by an unknown rule: its tokens for {wrong!r} "
+            "differ from the concatenated tokens of the texts and images in this prompt"
         )
 
     def _written(self, text: str, image: SizeFacts, joints: Joints) -> list[int]:

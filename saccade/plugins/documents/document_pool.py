@@ -131,7 +131,11 @@ class DocumentPool:
         metrics: Metrics,
         fork_servers: ForkServers | None = None,
     ) -> None:
-        """Create the workers. `fork_servers`: as in `DecodePool`."""
+        """Create slots for the workers, without starting a process.
+
+        fork_servers: shared with other pools, and closed by the caller. If None, the pool creates
+            and closes its own fork servers.
+        """
         self._own_fork_servers = ForkServers() if fork_servers is None else None
         fork_servers = fork_servers or self._own_fork_servers
         assert fork_servers is not None
@@ -202,10 +206,12 @@ class _Readers:
         outbox: int,
         max_pages: int,
     ) -> None:
-        """Create the workers.
+        """Create slots for the workers, without starting a process.
 
-        outbox: the maximum bytes of a result. The other parameters are those of the base class,
-            `WorkerSlots`.
+        refused: records the files that must not be tried again.
+        workers: the number of workers, in addition to a reserved one.
+        outbox: the maximum bytes of a result.
+        max_pages: the maximum number of pages of a document.
         """
         memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._slots = WorkerSlots(

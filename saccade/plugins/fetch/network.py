@@ -4,9 +4,9 @@ A host is checked after it is resolved, so private addresses are rejected in any
 octal, hexadecimal, IPv4 in IPv6). The connection is made to the checked address.
 
 httpcore is never cancelled: if it is interrupted while it opens, closes or hands over a connection,
-the connection stays in its pool forever, sometimes with an open socket. After a network error it
-releases the connection. To abandon a wait for a server, this module therefore raises a network
-error inside httpcore.
+the connection stays in its pool forever, sometimes with an open socket. But httpcore does clean up
+after a network error. So if a caller abandons a connection, the pending network operation raises a
+network error.
 """
 
 from __future__ import annotations

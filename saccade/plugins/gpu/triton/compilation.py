@@ -52,8 +52,8 @@ def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int
 
     ranks: the number of processes that compile on this machine at the same time.
 
-    Calls `work` once, and skips the launches of kernels that still have to be compiled, so what
-    `work` computes in that call is meaningless.
+    Calls `work` once, and skips launches of kernels that still have to be compiled, so what `work`
+    computes in that call is meaningless.
     """
     if knobs.runtime.interpret:
         return 0
